@@ -270,11 +270,11 @@ def sum_clipped(
 def sum_in_memory(
     x: jax.Array, scale: jax.Array, finite: jax.Array, *, wide: bool = False
 ) -> jax.Array:
-    """The result of `sum_with_scales`, for gradients that already exist as an array.
+    """The sum of gradients times clipping factors, for gradients already in memory.
 
-    On CPUs, large gradients are summed by a product with a vector of ones, which is
-    faster than XLA's sum. If `wide` is True, the result is in float64
-    (`_sum_of_blocks`).
+    The arguments are those of `sum_with_scales`, which computes the same sum. On CPUs,
+    large gradients are summed by a product with a vector of ones, which is faster than
+    XLA's sum. If `wide` is True, the result is in float64 (`_sum_of_blocks`).
     """
     if wide:
         return _sum_of_blocks(apply_scales(x, scale, finite))

@@ -420,7 +420,8 @@ def clipped_grad(
         whose leaves all have the same leading axis b. A leaf may be an array of typed
         keys.
       has_aux: whether loss_fn returns (loss, aux).
-      engine: the method of computation. All engines agree up to rounding.
+      engine: the method of computation. All engines agree up to rounding, and up to the
+        increase of norms that covers rounding errors (docs/clipping.md).
         "vmap" forms all per-example gradients.
         "bookkeeping" computes norms and the sum from activations and cotangents of one
         backward pass, and is often many times faster. It forms per-example gradients
@@ -471,11 +472,11 @@ def clipped_grad(
         overlap or are otherwise invalid; the engine or the arithmetic is unknown; the
         engine is "ghost" with arithmetic="discrete"; microbatch_size is below 1. When
         the function is called: argnums or batch_argnums name an argument that the call
-        lacks; the leading axes of batch arguments differ or are empty; the mask has
-        another shape or dtype; clip_norm is no prefix tree of the arguments in argnums;
-        these arguments are not real; the loss is not a real scalar; the loss or its
-        derivative communicates along a named axis, and so depends on other examples, as
-        BatchNorm in training mode does.
+        lacks; the leading axes of batch arguments differ, are missing or are empty; the
+        mask has another shape or dtype; clip_norm is no prefix tree of the arguments in
+        argnums; these arguments are not real; the loss is not a real scalar; the loss
+        or its derivative communicates along a named axis, and so depends on other
+        examples, as BatchNorm in training mode does.
       RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs, or
         computed on a GPU, and the environment variable `XLA_FLAGS` contains neither
         `--xla_gpu_exclude_nondeterministic_ops=true` nor

@@ -35,8 +35,8 @@ instead, and so works for any function.
    and the cotangent of an equation, and returns rows x_t and d_t (`factors`). At an
    equation without a rule the tap is added to the *operand*. The tap's cotangent is
    then the operand's per-example gradient, formed by the same backward pass. For biases
-   and scales no method is cheaper. For other operands without a rule, the cost is that
-   of the vmap engine, but for these operands alone.
+   and scales no method is cheaper. Other operands without a rule cost as much as in the
+   vmap engine.
 5. `analysis.components` groups leaves and operands that computations on parameters
    connect, for example a transpose, a cast or weight normalisation. Such a group is a
    *component*, and these computations are its *path*. Where the path only moves

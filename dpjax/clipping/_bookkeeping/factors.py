@@ -122,8 +122,8 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     Σ_t a_t ⊗ d_t for the clipped sum. Their errors are at most γ″ Σ_t ‖a_t‖‖d_t‖, where
     γ″ is another bound on relative rounding errors. The norm whose square is returned
     includes these errors, and is at least `MIN_NORM_RATIO` = 1/512 times
-    Σ_t ‖a_t‖‖d_t‖. For one-hot rows, smaller bounds replace these two quantities:
-    `Table.error` and `Table.size`.
+    Σ_t ‖a_t‖‖d_t‖. For one-hot rows, the smaller `Table.size` replaces Σ_t ‖a_t‖‖d_t‖,
+    and `Table.error` replaces the bound on the errors.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     sides = [(_with_lengths(f.left), _with_lengths(f.right)) for f in sites]

@@ -373,7 +373,7 @@ def _source_region(eqn: jex.JaxprEqn, out: jex.Var) -> Region | None:
 
 
 def _slice_key(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
-    """A key of an equation's output that is equal for equal slices of one variable.
+    """A key of an equation's output. Equal slices of one variable have equal keys.
 
     If the equation is neither a slice nor a split, the key is the output itself.
     """

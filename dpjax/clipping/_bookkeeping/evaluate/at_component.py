@@ -47,7 +47,7 @@ def canonicalize(
 
     The rule may change these arrays, for example by clamping the indices of a lookup,
     but not the gradient. Norms and sums are both computed from the changed arrays, so
-    that the sums are made of the gradients that have these norms.
+    that norms and sums are those of the same gradients.
     """
     # Most rules change no arrays. Then there is nothing to trace.
     ruled = isinstance(site, RuledSite)

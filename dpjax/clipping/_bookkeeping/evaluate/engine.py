@@ -58,7 +58,9 @@ def clipped_sum(
     by_platform: bool,
     x64: bool | None = None,
 ) -> Summed:
-    """The sum of clipped gradients from one forward and one backward pass.
+    """The sum of clipped gradients, and per-example results, from one pass.
+
+    The pass runs the loss forward and backward once.
 
     Args:
       plan: the analysis of the loss.
