@@ -46,10 +46,11 @@ class Scales(NamedTuple):
     """The clipping factors of one gradient, or of the b gradients of a batch.
 
     Attributes:
-      finite: whether each gradient is finite, bool[] or bool[b].
+      finite: whether each gradient has a finite norm, bool[] or bool[b]; False for all
+        gradients if a clip norm is above 2¹⁰⁰.
       factors: for each group of leaves that are clipped together, the factors f[] or
-        f[b], from 0 to 1. A factor is zero if the gradient is not finite, or if the
-        mask excludes the example.
+        f[b], from 0 to 1. A factor is zero if `finite` is False, or if the mask
+        excludes the example.
       norm: the norm of each gradient over all groups, before clipping, f[] or f[b].
     """
 
@@ -64,6 +65,7 @@ class PerExample(NamedTuple):
     Attributes:
       loss: the loss of each example, f[b].
       norm: the gradient's L2 norm before clipping, f[b], rounded up (docs/clipping.md).
+        In float32, the norm may omit entries below about 1e-19 times the clip norm.
       aux: the loss function's second result, with a leading axis b; () without has_aux.
     """
 
@@ -121,7 +123,8 @@ def clip(
     Returns:
       The bounded gradient, with leaves in float32 or wider, and the norm f[] before
       clipping, rounded up. The bounded gradient is zero if the gradient has a NaN or an
-      infinity, or if its norm overflows (beyond 1e19 C in float32).
+      infinity, if its norm overflows (beyond 1e19 C in float32), or if C is above
+      2¹⁰⁰. The norm may omit entries below about 1e-19 C in float32.
 
     Raises:
       ValueError: clip_norm is not one positive number, or a leaf is not real.
@@ -174,8 +177,12 @@ def clip_scales(
     Args:
       squares: for each group of leaves that are clipped together, an upper bound of
         ‖gradient / C‖², f[] or f[b].
-      clip_norms: for each group, its bound C.
+      clip_norms: for each group, its bound C. If a bound is above 2¹⁰⁰, all factors
+        are zero.
       mask: bool[] or bool[b]; where it is False, the factors are zero.
+
+    Raises:
+      ValueError: a clip norm is not one number.
     """
     for bound in clip_norms:  # an array would be broadcast, and count an example twice
         validate.scalar("clip_norm", bound)
@@ -263,11 +270,11 @@ def sum_clipped(
 def sum_in_memory(
     x: jax.Array, scale: jax.Array, finite: jax.Array, *, wide: bool = False
 ) -> jax.Array:
-    """The result of `sum_with_scales`, for gradients that already exist as an array.
+    """The sum of gradients times clipping factors, for gradients already in memory.
 
-    On CPUs, large gradients are summed by a product with a vector of ones, which is
-    faster than XLA's sum. If `wide` is True, the result is in float64
-    (`_sum_of_blocks`).
+    The arguments are those of `sum_with_scales`, which computes the same sum. On CPUs,
+    large gradients are summed by a product with a vector of ones, which is faster than
+    XLA's sum. If `wide` is True, the result is in float64 (`_sum_of_blocks`).
     """
     if wide:
         return _sum_of_blocks(apply_scales(x, scale, finite))

@@ -420,7 +420,8 @@ def clipped_grad(
         whose leaves all have the same leading axis b. A leaf may be an array of typed
         keys.
       has_aux: whether loss_fn returns (loss, aux).
-      engine: the method of computation. All engines agree up to rounding.
+      engine: the method of computation. All engines agree up to rounding, and up to the
+        increase of norms that covers rounding errors (docs/clipping.md).
         "vmap" forms all per-example gradients.
         "bookkeeping" computes norms and the sum from activations and cotangents of one
         backward pass, and is often many times faster. It forms per-example gradients
@@ -461,7 +462,8 @@ def clipped_grad(
       bool[b]: an example whose mask is False contributes zero to grads, but its loss
       and norm are reported unchanged. An example whose gradient is not finite
       contributes zero. So does an example with activations so large that underflows
-      could change the sum (docs/clipping.md, "What is assumed").
+      could change the sum (docs/clipping.md, "What is assumed"). With a clip norm above
+      2¹⁰⁰, every example contributes zero.
       `fn.sensitivity(adjacency)` is the L2 sensitivity of grads. The function may be
       jitted, scanned and sharded.
 
@@ -470,13 +472,13 @@ def clipped_grad(
         overlap or are otherwise invalid; the engine or the arithmetic is unknown; the
         engine is "ghost" with arithmetic="discrete"; microbatch_size is below 1. When
         the function is called: argnums or batch_argnums name an argument that the call
-        lacks; the leading axes of batch arguments differ or are empty; the mask has
-        another shape or dtype; clip_norm is no prefix tree of the arguments in argnums;
-        these arguments are not real; the loss is not a real scalar; the loss or its
-        derivative communicates along a named axis, and so depends on other examples, as
-        BatchNorm in training mode does.
-      RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs and
-        the environment variable `XLA_FLAGS` contains neither
+        lacks; the leading axes of batch arguments differ, are missing or are empty; the
+        mask has another shape or dtype; clip_norm is no prefix tree of the arguments in
+        argnums; these arguments are not real; the loss is not a real scalar; the loss
+        or its derivative communicates along a named axis, and so depends on other
+        examples, as BatchNorm in training mode does.
+      RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs, or
+        computed on a GPU, and the environment variable `XLA_FLAGS` contains neither
         `--xla_gpu_exclude_nondeterministic_ops=true` nor
         `--xla_gpu_deterministic_ops=true`. Without these flags, the order of additions
         may vary from run to run, and the bound on their rounding does not hold.
@@ -566,8 +568,8 @@ def explain(
 
     Args:
       loss_fn: as for `clipped_grad`.
-      *args: the arguments of a call, with parameters and a batch. Only their shapes and
-        dtypes matter, and not their values.
+      *args: the arguments of a call, with parameters and a batch. Only the shapes and
+        dtypes of the parameters and the batch matter, and not their values.
       argnums: as for `clipped_grad`.
       batch_argnums: as for `clipped_grad`.
       has_aux: as for `clipped_grad`.
@@ -575,10 +577,11 @@ def explain(
     Returns:
       An `Explanation` with one row for each parameter. A row has the parameter's path
       and shape, and the equations that combine the parameter with values that depend
-      on the example. The row also states how the norm is computed ("rows" for rows of
-      activations and cotangents, or "gradients" for per-example gradients), why, and
-      the estimated costs per example of this engine and of the vmap engine.
-      `print` shows a table. `.auto` is the engine that engine="auto" selects.
+      on the example. The row also states how the norm is computed: "rows" for rows of
+      activations and cotangents, "gradients" for per-example gradients, or "none" for a
+      parameter that does not enter the loss. A row with "gradients" gives the reason.
+      Each row has the estimated costs per example of this engine and of the vmap
+      engine. `print` shows a table. `.auto` is the engine that engine="auto" selects.
 
     Raises:
       ValueError: as for `clipped_grad` and for a call of its result.

@@ -15,9 +15,10 @@ instead, and so works for any function.
 
 1. `tracing.trace` traces the loss of one example to a jaxpr. `trace` refuses the loss
    if the loss or its derivative communicates along a named axis. `tracing.inline`
-   inlines the calls that a parameter enters, except custom derivatives. `equations`
-   reads and evaluates single equations. `equations.Comparable` identifies parts of a
-   loss that compute the same function, so that JAX traces this function only once.
+   inlines the calls that a parameter enters, except custom derivatives and the
+   checkpointed blocks of step 8. `equations` reads and evaluates single equations.
+   `equations.Comparable` identifies parts of a loss that compute the same function, so
+   that JAX traces this function only once.
 2. `analysis.sites` finds the sites. A value is *batch-invariant* when no example enters
    it; the code calls such values invariant. A *site* is an equation that combines two
    values: the *operand*, a batch-invariant value that depends on a parameter, and a
@@ -34,14 +35,14 @@ instead, and so works for any function.
    and the cotangent of an equation, and returns rows x_t and d_t (`factors`). At an
    equation without a rule the tap is added to the *operand*. The tap's cotangent is
    then the operand's per-example gradient, formed by the same backward pass. For biases
-   and scales no method is cheaper. For other operands without a rule, the cost is that
-   of the vmap engine, but for these operands alone.
+   and scales no method is cheaper. Other operands without a rule cost as much as in the
+   vmap engine.
 5. `analysis.components` groups leaves and operands that computations on parameters
    connect, for example a transpose, a cast or weight normalisation. Such a group is a
    *component*, and these computations are its *path*. Where the path only moves
-   entries, norms at the operands are norms of the leaves, and the sum of gradients is
-   pulled back to the leaves once. Elsewhere each example's gradient at the operands is
-   pulled back to the leaves. If a leaf has several sites (tied embeddings,
+   entries, norms at the operands are norms of the leaves, and the sum of gradients can
+   be pulled back to the leaves once. Elsewhere each example's gradient at the operands
+   is pulled back to the leaves. If a leaf has several sites (tied embeddings,
    recurrences), the gradients from all sites are added before squaring, so that the
    norm includes the cross terms.
 6. `analysis.plan` chooses the form of each component's norm. The norm comes from rows

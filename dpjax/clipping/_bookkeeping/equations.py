@@ -1,10 +1,10 @@
 """Read, evaluate and compare the equations of a jaxpr.
 
 **Comparison.** A deep network repeats its layers, so that the same equations occur
-with different variables. The engine's functions of a part of the loss, such as an
-equation, are jitted, with the part as a static argument. JAX traces and lowers such a
-function once for all static arguments that compare equal. `Comparable` compares parts
-without the names of variables, so that JAX traces repeated parts only once.
+with different variables. The engine jits functions whose static argument is a part of
+the loss, such as an equation. JAX traces and lowers such a function once for all static
+arguments that compare equal. `Comparable` compares parts without the names of
+variables, so that JAX traces repeated parts only once.
 """
 
 import contextlib
@@ -185,7 +185,7 @@ class Comparable(Generic[PartT]):
 
 
 def describe_equation(eqn: jex.JaxprEqn) -> Hashable:
-    """A description of an equation without the names of its variables.
+    """A description of an equation without variable names and values of literals.
 
     The description has the equation's primitive, its parameters, the types of its
     inputs and outputs, and its context, such as its mesh.

@@ -122,8 +122,8 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     Σ_t a_t ⊗ d_t for the clipped sum. Their errors are at most γ″ Σ_t ‖a_t‖‖d_t‖, where
     γ″ is another bound on relative rounding errors. The norm whose square is returned
     includes these errors, and is at least `MIN_NORM_RATIO` = 1/512 times
-    Σ_t ‖a_t‖‖d_t‖. For one-hot rows, smaller bounds replace these two quantities:
-    `Table.error` and `Table.size`.
+    Σ_t ‖a_t‖‖d_t‖. For one-hot rows, the smaller `Table.size` replaces Σ_t ‖a_t‖‖d_t‖,
+    and `Table.error` replaces the bound on the errors.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     sides = [(_with_lengths(f.left), _with_lengths(f.right)) for f in sites]
@@ -161,8 +161,8 @@ class Terms(NamedTuple):
 
     Attributes:
       size: an upper bound f[b] of the norm of the sum of the terms' absolute values.
-      k: a number k of roundings. The rounding error of the sum is at most
-        γ_k size, where γ_k = k u / (1 − k u) for the unit roundoff u.
+      k: a number k of roundings. The rounding error of the sum is at most γ_k times
+        `size`, where γ_k = k u / (1 − k u) for the unit roundoff u.
     """
 
     size: jax.Array
@@ -207,15 +207,16 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
 
 
 def exceeds_limit(factors: Factors, clip_norm: ArrayLike, swapped: bool) -> jax.Array:
-    """Whether underflows could change an example's term of a clipped sum, bool[b].
+    """Whether activations are so large that underflows matter in a sum, bool[b].
 
     `factors` has activations as left rows and cotangents as right rows. XLA replaces
     numbers below tiny = 2⁻¹²⁶ by zero, also entries of scaled cotangents. This changes
-    the sums of T outer products in g groups by at most tiny √(gnp) T times the largest
-    activation. The function compares this number with 2⁻³² clip_norm, which leaves room
-    for up to a thousand sites. XLA also replaces the reciprocal of a number above
-    1 / tiny by zero. So activations have the limit 2¹⁰⁰, and cotangents too if
-    `square_norm` will get the rows swapped.
+    a sum of T outer products f[n, p] in each of g groups by at most tiny √(gnp) T times
+    the largest activation. The limit of this change is 2⁻³² clip_norm, which leaves
+    room for up to a thousand sites. XLA also replaces the reciprocal of a number above
+    1 / tiny by zero. So activations also have the limit 2¹⁰⁰. Cotangents have the limit
+    2¹⁰⁰ if they will be the left rows of `square_norm` (`swapped`). An activation whose
+    cotangents are all zero has no limit.
     """
     left, right = factors
     if isinstance(left, OneHot):  # the largest entry of a unit vector is 1
@@ -231,7 +232,10 @@ def exceeds_limit(factors: Factors, clip_norm: ArrayLike, swapped: bool) -> jax.
 
 
 def _largest_entries(x: jax.Array) -> jax.Array:
-    """The largest absolute entry f[..., 1] of each row f[..., n]; tiny for zeros."""
+    """The largest absolute entry f[..., 1] of each row f[..., n].
+
+    For a row of zeros, the result is the dtype's smallest normal number.
+    """
     return jnp.max(jnp.abs(x), axis=-1, keepdims=True, initial=jnp.finfo(x.dtype).tiny)
 
 
@@ -291,7 +295,7 @@ def _with_lengths(rows: jax.Array | OneHot) -> _Side:
 
 
 def _join_rows(sites: list[Factors]) -> list[Factors]:
-    """Join all `Factors` with one-hot left rows to one, and move it to the end.
+    """Join all `Factors` with one-hot left rows to one `Factors` at the list's end.
 
     Each element of `sites` has the rows of one gradient. After the join, the right rows
     with one-hot left rows can be added up by position in one table.
@@ -416,8 +420,8 @@ def _slot_indices(position: jax.Array) -> jax.Array:
     """For each position in a long table, the index i[t] of a row in a short table.
 
     Equal positions get the same index, which is the first index of this position among
-    the sorted positions. So the short table needs only t rows, for any size of the long
-    table.
+    the sorted positions. So the short table needs only one row for each entry of
+    `position`.
     """
     order = jnp.argsort(position)
     ordered = position[order]

@@ -34,7 +34,7 @@ class Layout(NamedTuple):
     matrix for each group.
 
     Attributes:
-      groups: the axes along which the groups differ: each index has its own matrix.
+      groups: the axes of the groups: each index along these axes has its own matrix.
       left: the axes that are flattened, in this order, to the first axis of a matrix.
       right: the axes that are flattened, in this order, to the second axis of a matrix.
     """
@@ -98,8 +98,8 @@ class Rule(abc.ABC):
 
         By default nothing is changed. The rule of a lookup clamps indices to the table,
         and sets the cotangents of dropped lookups to 0. Norms and sums are both
-        computed from the returned arrays, so that the sums are made of the gradients
-        that have these norms.
+        computed from the returned arrays, so that norms and sums are those of the same
+        gradients.
         """
         return tuple(others), cotangent
 
@@ -126,7 +126,7 @@ class Rule(abc.ABC):
         """Bring a gradient f[g, n, p] into the shape of the operand.
 
         The axes g, n and p are the groups, the left axes and the right axes of
-        `layout`. Each of them may be several axes that are not flattened.
+        `layout`. Each of g, n and p may also be several axes that are not flattened.
         """
         axes = self.layout.groups + self.layout.left + self.layout.right
         # Sorting the axes by their position gives the inverse permutation.

@@ -78,8 +78,9 @@ class Component(NamedTuple):
         example enters the path.
       groups: for each leaf, the number of the leaf's clipping group. The leaves of a
         clipping group are clipped together.
-      roots: the arrays to which the operands are equal except for the layout; None if
-        the norms at these arrays do not give the norms of the leaves.
+      roots: the arrays to which the operands are equal except for the layout. None if
+        a site is neither a `RuledSite` nor a `BlockSite`, or if the norms at these
+        arrays do not give the norm over each clipping group.
       reason: why `roots` is None; empty if there are roots.
     """
 
@@ -106,9 +107,9 @@ class Component(NamedTuple):
 
         A block is a part of the loss that `jax.checkpoint` encloses. Blocks compute the
         norms and sums if three conditions hold: the leaves meet the example only in
-        such blocks, the component has `roots`, and no entry of a leaf enters a second
-        block or a second iteration of a scan. The squared norms from the blocks then
-        add up to the squared norm over the leaves.
+        such blocks, the component has `roots`, and each entry of a leaf enters a block
+        only once, in a single iteration of any scan. The squared norms from the blocks
+        then add up to the squared norm over the leaves.
         """
         return (
             self.roots is not None
@@ -372,7 +373,7 @@ def _source_region(eqn: jex.JaxprEqn, out: jex.Var) -> Region | None:
 
 
 def _slice_key(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
-    """A key of an equation's output that is equal for equal slices of one variable.
+    """A key of an equation's output. Equal slices of one variable have equal keys.
 
     If the equation is neither a slice nor a split, the key is the output itself.
     """

@@ -319,9 +319,9 @@ def match_sites(component: Component) -> list[list[MatchedSite]] | None:
     A site is an equation that combines a value computed from parameter leaves with the
     example. Sites are in one group if their values have the same root: an array that
     equals each of these values except for the order of axes, axes of size one, and the
-    dtype. The gradients of one group's sites can then be added as one list of rows. The
-    result is None if the component has no roots, or if the rows of some group cannot be
-    combined.
+    dtype. The rows of all sites in a group form one list, whose outer products sum to
+    the gradient of the root. The result is None if the component has no roots, or if
+    the rows of some group cannot form one list.
     """
     # A component that has roots has at least one root.
     matches = [_match_root(component, root) for root in component.roots or ()]
@@ -421,7 +421,7 @@ class Row(NamedTuple):
       parameter: the parameter's path in the tree of parameters.
       shape: the parameter's shape.
       sites: the primitives that combine the parameter with the example. A name in
-        brackets, such as dense, says that the gradient is made of outer products.
+        brackets, such as dense, says that the gradient is a sum of outer products.
       norm: the source of the norms: "rows" of activations and cotangents; "gradients"
         of each example; or "none" if the loss has no derivative by the parameter.
       cost: the estimated cost of the norms and the sum, in multiplications per example.

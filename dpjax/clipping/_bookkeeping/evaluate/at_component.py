@@ -47,7 +47,7 @@ def canonicalize(
 
     The rule may change these arrays, for example by clamping the indices of a lookup,
     but not the gradient. Norms and sums are both computed from the changed arrays, so
-    that the sums are made of the gradients that have these norms.
+    that norms and sums are those of the same gradients.
     """
     # Most rules change no arrays. Then there is nothing to trace.
     ruled = isinstance(site, RuledSite)
@@ -182,8 +182,9 @@ def row_squares(
     A root is an array that one or more equations of the component combine with the
     example. Equations may use the root with another order of axes, axes of size one or
     dtype. The gradient is the sum of outer products of rows of activations and
-    cotangents. The list is empty if the component has no roots, or if the rows of
-    several equations cannot be combined.
+    cotangents. A bound is infinite if the rows exceed the limit of
+    `factors.exceeds_limit`. The list is empty if the component has no roots, or if the
+    rows of several equations cannot be combined.
 
     Args:
       comparable: the component: parameter leaves, and the equations that use them.

@@ -58,7 +58,9 @@ def clipped_sum(
     by_platform: bool,
     x64: bool | None = None,
 ) -> Summed:
-    """The sum of clipped gradients from one forward and one backward pass.
+    """The sum of clipped gradients, and per-example results, from one pass.
+
+    The pass runs the loss forward and backward once.
 
     Args:
       plan: the analysis of the loss.
@@ -149,10 +151,8 @@ def _collect_parts(
     """Collect each component's recorded arrays, and choose the source of its norms.
 
     A component is a set of parameter leaves, with the sites: the equations that combine
-    values computed from these leaves with the example. `canonicalize` may change the
-    recorded arrays, for example by clamping indices. Norms and sums are both computed
-    from the changed arrays, so that the sums are made of the gradients that have these
-    norms.
+    values computed from these leaves with the example. The result has the arrays that
+    `at_component.canonicalize` makes from the recorded arrays.
 
     Args:
       plan: the analysis of the loss.
@@ -220,9 +220,10 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     """Enlarge squared norms f[b] to cover the rounding errors of a component's sum.
 
     The norms are those of per-example gradients, in units of `clip_norm`. If
-    `Part.pull_back_bounds` is not None, the sum is made of one product over the batch
-    for each equation, and not of these gradients. The products have rounding errors of
-    their own. If `Part.pull_back_bounds` is None, the norms are returned unchanged.
+    `Part.pull_back_bounds` is not None, the sum is not made of these gradients: sums
+    over the batch at the sites are pulled back to the leaves. These sums and the
+    pull-back have rounding errors of their own. If `Part.pull_back_bounds` is None, the
+    norms are returned unchanged.
     """
     if part.pull_back_bounds is None:
         return square
@@ -273,8 +274,8 @@ def _sums(
     float64. The sum for a component's leaves has one of three sources:
 
     - the component's per-example gradients in `gradients`, unless the entry is None;
-    - one product over the batch for each equation, if the norms come from rows, or if
-      `_enlarge` enlarged the norms to cover the rounding errors of these products;
+    - sums over the batch at the sites, which are pulled back to the leaves, if the
+      norms come from rows, or if `Part.pull_back_bounds` is not None;
     - otherwise per-example gradients, which are formed again.
     """
     total = {}

@@ -96,7 +96,8 @@ class Segment(NamedTuple):
         combines with the example. An operand is an input computed from parameters
         alone.
       inputs: the variables that the segment reads but does not compute.
-      outs: the variables that the segment computes and later equations read.
+      outs: the variables that the segment computes, if a later equation reads them or
+        the jaxpr returns them.
     """
 
     start: int

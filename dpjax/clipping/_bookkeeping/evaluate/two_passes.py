@@ -49,7 +49,7 @@ _Saved = tuple[_Arrays, _Arrays, Request]
 def clipped_sum_in_two_passes(
     plan: Plan, clip_norms: Sequence[ArrayLike], inputs: Inputs
 ) -> Summed:
-    """The sum of clipped gradients from two passes.
+    """The sum of clipped gradients, and per-example results, from two passes.
 
     The blocks in `Plan.blocks` stay checkpointed.
 
