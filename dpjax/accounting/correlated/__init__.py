@@ -6,11 +6,11 @@ independent Gaussian noise. Releasing x + C⁻¹z is equivalent to releasing C x
 1. `_patterns` computes the sensitivity: the maximum distance by which one example moves
    C x, over all sets of steps in which the example may take part. `mu` is the
    sensitivity divided by the standard deviation of z.
-2. `epsilon` accounts for amplification if the steps of an example are drawn at random.
-   A pattern is a set of steps in which an example may take part. If an example picks
-   random steps of an epoch, `_bins` computes covariances of the patterns. The bound
-   uses larger covariances: the covariances of a tree (`_trees`) or of a Gaussian chain
-   (`_chain`).
+2. `epsilon` computes ε, with amplification if the steps of an example are drawn at
+   random. A pattern is a set of steps in which an example may take part. If an example
+   picks random steps of an epoch, `_bins` computes covariances of the patterns, and
+   bounds ε with larger covariances: the covariances of a tree (`_trees`) or of a
+   Gaussian chain (`_chain`).
 3. `error` computes the root mean square of the noise in the values that an optimizer
    computes from the sums.
 """

@@ -6,9 +6,9 @@ much two patterns change the same rows of C x. Here x are the sums of clipped gr
 one row for each step, and C is the matrix that correlates the noise. A small first
 program computes the covariances, and is compiled for each number of steps. A second
 program computes ε from the covariances, and takes long to compile. The covariances are
-padded to a power of two, and all other inputs are traced scalars. Runs of different
-lengths therefore share the second program if their padded covariances have the same
-length.
+padded to a length of 1 plus a power of two, and all other inputs are traced scalars.
+Runs of different lengths therefore share the second program if their padded covariances
+have the same length.
 
 **Covariances** depend on the distance of the first steps of two patterns. Let c_t bound
 the norm that a pattern with the first step s adds to row s + t of C x. The bound c_t is
@@ -207,11 +207,11 @@ def _epsilon_in_bins(
 ) -> jax.Array:
     """An upper bound on the ε of a run in which each example picks random steps, f[].
 
-    The theorem of docs/amplification.md proves the bound. The function replaces the
-    covariances of the steps that an example may pick by larger covariances, those of a
-    tree (`_trees`). If `use_chain` is true and `replace` is false, the function also
-    computes the bound for the covariances of a Gaussian chain (`_chain`), and returns
-    the smaller bound. `use_chain` must be false if the example has more than
+    The theorem of docs/amplification.md proves the bound, for a run that contains the
+    drawn step. The function replaces the covariances of the steps that an example may
+    pick by the larger covariances of a tree (`_trees`). If `use_chain` is true and
+    `replace` is false, the result may be a smaller bound from a Gaussian chain
+    (`_chain`). `use_chain` must be false if the example has more than
     `_chain.MAX_POSITIONS` possible steps in an epoch. `replace` is true if the
     adjacency is REPLACE. The result is inf if delta or a number of the run is out of
     range.

@@ -5,12 +5,12 @@ of all steps in which the example takes part. Let L be the likelihood ratio of t
 outputs with and without the example. L is the mean of exp(Z_i − Var Z_i / 2) over all
 positions i, for a Gaussian variable Z_i of the pattern with position i
 (docs/amplification.md). An upper bound on the covariance of Z_i and Z_j, for positions
-d steps apart, is κ + a ρ^d. This is the covariance of the states of a chain: X_{i+1} =
-ρ X_i + noise has the covariance a ρ^d at distance d, where a is the variance of X_i,
-and all positions also share a variable of variance κ. The algorithm goes through the
-positions, and computes the joint distribution of the state X_i, on a coarse grid, and
-of the partial sum of L, on a fine grid. States and partial sums are rounded at random
-to one of the two neighbouring grid points, so that their means do not change.
+d steps apart, is κ + a ρ^d. A chain X_{i+1} = ρ X_i + noise has the covariance a ρ^d at
+distance d, where a is the variance of X_i. A variable of variance κ that all positions
+share adds the covariance κ. The algorithm goes through the positions, and computes the
+joint distribution of the state X_i, on a coarse grid, and of the partial sum of L, on a
+fine grid. States and partial sums are rounded at random to one of the two neighbouring
+grid points, so that their means do not change.
 
 The positions of an epoch form a circle. To obtain a sequence with two ends, a few
 neighbouring positions are removed, which leaves one gap. For two positions on different
@@ -96,11 +96,11 @@ def _log_square(chain: Chain, max_positions: int = MAX_POSITIONS) -> jax.Array:
 def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
     """The Gaussian chain with the least second moment E L² of its likelihood ratio L.
 
-    The covariances of the chain are upper bounds on those in `by_gap`. L compares the
-    outputs with and without an example that picks a random position of the chain. The
-    n_b steps of an epoch form a circle. Without r − 1 neighbouring steps, n_b − r + 1
-    positions form a chain. The function compares the chains for all r below the length
-    of by_gap.
+    The covariances of the chain are upper bounds on the entries of `by_gap`. L compares
+    the outputs with and without an example that picks a random position of the chain.
+    The n_b steps of an epoch form a circle. Without r − 1 neighbouring steps,
+    n_b − r + 1 positions form a chain. The function compares the chains for all r from
+    1 to n_b // 2.
 
     Args:
       by_gap: the covariance of two steps by their distance around the circle, divided

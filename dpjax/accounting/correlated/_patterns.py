@@ -88,8 +88,9 @@ def separated_steps(
     C is the Toeplitz matrix `strategy` with columns scaled by `weights`, f[T] or f[1],
     and x are the sums of the steps. If the coefficients are non-negative and
     non-increasing and all weights are equal, the worst steps of an example are 0, n_b,
-    2 n_b, … (see the module's docstring), and the bound is exact. Otherwise the
-    function replaces C by a matrix with these properties whose entries are not smaller.
+    2 n_b, … (see the module's docstring), and the bound is exact. Otherwise, the
+    function replaces C by a matrix with these properties, whose entries are at least
+    the absolute values of the entries of C.
     """
     c = _majorant(strategy.coefficients(num_steps))
     return jnp.square(jnp.max(weights)) * _first_position_square(c, n_b)
@@ -116,12 +117,13 @@ def reshuffled_order(
 def few_separated_steps(
     strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The squared sensitivity of C x, bounded for at most k steps at least n_b apart.
+    """An upper bound on the squared sensitivity of C x for k steps at least n_b apart.
 
-    The bound also holds for a fixed order, in which an example has the same position in
-    all epochs. The argument `largest`, f[E], has an entry for each of the E epochs, and
-    determines k. For the first k epochs, the entry is the largest weight of any step
-    from the beginning of the epoch on. For all other epochs, the entry is 0.
+    The bound also holds for fewer than k steps, and for a fixed order, in which an
+    example has the same position in all epochs. The argument `largest`, f[E], has an
+    entry for each of the E epochs, and determines k. For the first k epochs, the entry
+    is the largest weight of any step from the beginning of the epoch on. For all other
+    epochs, the entry is 0.
     """
     c = _majorant(strategy.coefficients(num_steps))
     # Σ_i (Σ_e W_e c_{i−e n_b})² for the steps 0, n_b, 2 n_b, …, where W is `largest`.
@@ -132,10 +134,10 @@ def few_separated_steps(
 def few_reshuffled_steps(
     strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The squared sensitivity of C x, bounded for at most k steps in different epochs.
+    """An upper bound on the squared sensitivity of C x for k steps in distinct epochs.
 
-    An example may take part in any step of an epoch. The argument `largest`, as for
-    `few_separated_steps`, determines k.
+    The bound also holds for fewer than k steps. An example may take part in any step of
+    an epoch. The argument `largest`, as for `few_separated_steps`, determines k.
     """
     c = jnp.abs(strategy.coefficients(num_steps))
     if strategy.num_vectors > 1:

@@ -104,11 +104,11 @@ def mu(
 
     Privacy: an example may take part in any set of at most max_participations steps
     that the order allows. With a limit that is below the number of epochs, μ is an
-    upper bound. This bound is exact for "fixed" and "separated" if C >= 0 has
-    non-increasing coefficients and is not from `strategies.scaled`. The guarantee holds
-    for real arithmetic and ideal Gaussian noise, if one example changes each sum by at
-    most the clip norm (twice the clip norm under REPLACE). Sums may depend on all
-    earlier releases.
+    upper bound. This bound is exact for "fixed" and "separated" if the coefficients of
+    C are non-negative and non-increasing, except for C from `strategies.scaled`. The
+    guarantee holds for real arithmetic and ideal Gaussian noise, if one example changes
+    each sum by at most the clip norm (twice the clip norm under REPLACE). Sums may
+    depend on all earlier releases.
 
     Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312. For separated
     steps: Kalinin and Lampert (2024), https://arxiv.org/abs/2405.13763, Theorem 2.
@@ -150,7 +150,7 @@ def _cyclic_poisson(
     a column of C.
 
     Raises:
-      ValueError: the strategy is not banded.
+      ValueError: the strategy is a tree, scaled, or not banded.
     """
     # A strategy with a denominator has coefficients at all lags.
     if not isinstance(strategy, Toeplitz) or np.shape(strategy.denominator)[-1]:
@@ -210,13 +210,14 @@ def epsilon(
         data violate this condition.
 
     Returns:
-      ε, f[*b], rounded up. For traced arguments, ε is inf if noise_multiplier or delta
-      is NaN or at most 0, and ε is 0 if noise_multiplier is infinite or delta is at
-      least 1. For random and fresh bins, ε is at most the ε that follows from `mu`,
-      with order "fixed" for random bins and "reshuffled" for fresh bins
-      (docs/amplification.md shows how tight the bound is). For cyclic Poisson sampling,
-      `accounting.pld` computes ε from ⌈T / p⌉ Poisson-sampled Gaussian steps. For all
-      other schemes, ε follows from `mu` by `gdp.epsilon`.
+      ε, f[*b], rounded up. If exactly one of noise_multiplier and delta is a traced
+      value out of range, ε is inf for a value that is NaN or at most 0, and ε is 0 for
+      an infinite noise_multiplier or a delta of at least 1.
+      For random and fresh bins, ε is at most the ε that follows from `mu`, with order
+      "fixed" for random bins and "reshuffled" for fresh bins (docs/amplification.md
+      shows how tight the bound is). For cyclic Poisson sampling, `accounting.pld`
+      computes ε from ⌈T / p⌉ Poisson-sampled Gaussian steps. For all other schemes, ε
+      follows from `mu` by `gdp.epsilon`.
       For random and fresh bins, only the derivatives by noise_multiplier and delta are
       correct. A derivative by the strategy leaves out terms of the bound, and is wrong.
 

@@ -1,4 +1,4 @@
-"""The last iterate of gradient descent, on full batches or a cycle of batches.
+"""Privacy of the last iterate of gradient descent on full batches or batch cycles.
 
 Each bound is a separate function of the run's numbers and of an example's *tail*. The
 tail of an example is 1 plus the number of steps after the last step that uses the
@@ -280,7 +280,8 @@ def noisy_cyclic_gd_mus(
       traced arguments out of range.
 
     Raises:
-      ValueError: a static argument is out of range, or an assumption fails.
+      ValueError: a static argument is out of range, an assumption fails, or an argument
+        is an array with axes.
       TypeError: an assumption is missing.
 
     Example:
@@ -374,9 +375,10 @@ def noisy_gd_mu(
 
     Privacy: the last iterate alone, and anything computed from the last iterate, is
     μ-GDP under the given adjacency. Let m and M be the least and the largest curvature
-    of an example's loss with the regulariser. Under REPLACE, μ is exact if m > 0, the
-    step size is at most 2 / (M + m), the diameter is inf, weak_convexity is 0, and
-    gradients are not clipped or the loss is generalised linear.
+    of an example's loss with the regulariser. μ is exact under the following
+    conditions: the adjacency is REPLACE; m is positive; the step size is at most
+    2 / (M + m); the diameter is inf; weak_convexity is 0; and gradients are not
+    clipped, or the loss is generalised linear.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.1 to 4.3, with optimal shifts.
 
@@ -422,7 +424,8 @@ def last_iterate_rdp(
       **setting: the required keyword arguments of `Setting`.
 
     Returns:
-      a μ²/2, f[*b], rounded up, with the μ of `noisy_cyclic_gd_mu`. To obtain ε,
+      a μ²/2, f[*b], rounded up, with the μ of `noisy_cyclic_gd_mu`. The result is inf
+      where μ is inf, and for a traced order that is NaN or at most 0. To obtain ε,
       convert μ by `accounting.gdp`, since the ε from the divergence is larger.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The last iterate of noisy gradient descent on random batches of fixed size.
+"""Privacy of the last iterate of gradient descent on random batches of fixed size.
 
 A bound treats about the last n of t steps as subsampled releases. A subsampled release
 is the output of a step whose batch contains the differing example with a probability
@@ -132,8 +132,8 @@ class _Bound(NamedTuple):
     Attributes:
       early_cost: maps a step, n and the number of all steps to μ/α, where a Gaussian
         mechanism with the parameter μ accounts for the earlier steps.
-      releases: maps β and n to a pair for each kind of subsampled release: the factor
-        of the sensitivity, and the number of steps with such a release.
+      releases: maps β and n to one pair for each kind of subsampled release. A pair is
+        a factor of the sensitivity and a number of steps.
       steps: the number of all steps.
       assumed: the static assumptions of the run's `Setting`.
     """
@@ -301,7 +301,9 @@ def noisy_sgd_epsilon(
       steps, and also holds if all iterates are released. The two other bounds hold for
       the last iterate alone. Each of the two treats the outputs of about the last k
       steps as released, and is the minimum over up to 9 values of k. All bounds are
-      computed with privacy-loss distributions (`accounting.pld`).
+      computed with privacy-loss distributions (`accounting.pld`). ε is inf if the noise
+      multiplier is 0, and for traced arguments out of range, except that ε is 0 if only
+      delta is out of range and at least 1.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.

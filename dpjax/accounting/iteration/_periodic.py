@@ -3,11 +3,11 @@
 A *use* is a step whose batch contains the differing example. One of every l steps is a
 use, and moves two coupled runs apart by r noise standard deviations. All steps have the
 Lipschitz constant c. The last use is the first of the last m steps. The sensitivity of
-a step is 0 unless the step is a use. The last n uses therefore divide the steps into n
-blocks, each of which begins with a use. Each block has l steps, except for the last
-block, which has m steps. If the runs start at distance Δ just after an earlier use,
-another block of l − 1 steps precedes these blocks. A block has a rise and a run (see
-`_minorant`), and the slope of the block is rise / run.
+a step is 0 unless the step is a use. The steps from the n-th last use on form n blocks,
+each of which begins with a use. Each block has l steps, except for the last block,
+which has m steps. If the runs start at distance Δ just after the use before these n
+uses, another block of l − 1 steps precedes the n blocks. A block has a rise and a run
+(see `_minorant`), and the slope of the block is rise / run.
 
 For c <= 1, the slopes of the blocks between the first and the last block decrease. The
 minorant pools these blocks, and has at most three edges. For c > 1, the slopes
@@ -170,9 +170,9 @@ def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
 
     After a restart, each edge of the minorant is a block of steps. The candidates are
     the restarts for which the first edge contains all later uses, or all later uses
-    except the last use. For an earlier restart, two or more uses come after the first
-    edge. Such a restart is never better: if the restart moves to the next use, the
-    first edge has the same cost, and one use fewer comes after the first edge.
+    except the last use. After any earlier restart, two or more uses come after the
+    first edge. An earlier restart is never better: if the restart moves to the next
+    use, the first edge has the same cost, and one use fewer comes after the first edge.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)
@@ -200,7 +200,7 @@ def contraction_bound(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. The last use is the first of the last m
     steps, and m must be 1 if batches are reshuffled. Every step has the Lipschitz
-    constant c = e^y. For c > 1, the result is inf if losses are assumed to be convex.
+    constant c = e^y. For c > 1, the result is inf if `cycle.assumed.convex` is true.
 
     If batches are reshuffled, the bound is for the worst positions of the uses. For
     c <= 1, moving a use to a later step never reduces the bound. The worst position is
@@ -237,10 +237,10 @@ def restart_bound(
     after this use, where the runs are at most the diameter apart. Every step has the
     Lipschitz constant e^y.
 
-    If batches are reshuffled and e^y > 1, the bound ignores all steps except the last
-    step, before which the runs are at most the diameter apart, and assumes that the
-    last step is a use. For e^y > 1, the result is inf if losses are assumed to be
-    convex.
+    If batches are reshuffled and e^y > 1, the bound uses only the last step. Before
+    the last step, the runs are at most the diameter apart. The bound assumes that the
+    last step is a use. For e^y > 1, the result is inf if `cycle.assumed.convex` is
+    true.
     """
     epochs, period, reshuffled, assumed = cycle
     down = jnp.where(y <= 0, y, 0.0)

@@ -45,8 +45,9 @@ class Setting(TypedDict):
     convex set. Π does not depend on the data.
 
     Attributes:
-      step_size: η, f[*b], positive, and at most 2 / (smoothness + regularization)
-        unless smoothness is inf.
+      step_size: η, f[*b], positive. A static η must be at most
+        2 / (smoothness + regularization) unless smoothness is inf. A traced η may be
+        larger, since the bounds hold for every positive η.
       gradient_norm: a bound C on the norm of one example's gradient, f[*b], positive:
         the clip norm, or the Lipschitz constant of the loss.
       clipped: whether gradients are clipped to gradient_norm. If false, gradient_norm
@@ -115,7 +116,7 @@ class Bounds(NamedTuple):
     def winner(self) -> str:
         """The name of the smallest bound, for scalar bounds.
 
-        If several bounds are the smallest, the result is the first of their names.
+        Of several equal smallest bounds, the result names the first in field order.
         """
         values = [float(x) for x in self]
         return self._fields[values.index(min(values))]
@@ -148,8 +149,9 @@ class Assumed(NamedTuple):
         gradients are not clipped, or if each example's gradient has a fixed direction.
       bounded: whether the diameter can be finite.
       factor: the sensitivity of a sum of gradients, divided by gradient_norm.
-      convex: whether losses are assumed to be convex and `preserves_lipschitz` is true,
-        so that no step increases a distance.
+      convex: whether losses are assumed to be convex and `preserves_lipschitz` is true.
+        A step with step_size at most 2 / (smoothness + regularization) then never
+        increases a distance.
     """
 
     preserves_lipschitz: bool
@@ -186,13 +188,13 @@ class Step(NamedTuple):
 class SettingError(TypeError, ValueError):
     """An error for an assumption that is missing, or for an unknown argument.
 
-    A missing argument usually raises a TypeError, and a wrong value raises a
-    ValueError. Callers may catch this error as either of the two types.
+    The error is a TypeError, like the error for a missing argument of a Python
+    function, and a ValueError, like the error for an argument out of range.
     """
 
 
 def check_curvature(smoothness, weak_convexity, strong_convexity) -> None:
-    """Raise a ValueError if the curvatures of a loss contradict each other."""
+    """Raise a ValueError if curvatures are out of range or contradict each other."""
     validate.nonnegative("smoothness", smoothness, finite=False)
     validate.nonnegative("weak_convexity", weak_convexity)
     validate.nonnegative("strong_convexity", strong_convexity)
@@ -259,6 +261,8 @@ def check(
     noise_multiplier: ArrayLike, batch_size: ArrayLike, setting: Setting
 ) -> tuple[Numbers[ArrayLike], Assumed]:
     """Check the arguments of a run, and return its numbers and static assumptions.
+
+    The caller checks batch_size.
 
     Raises:
       ValueError: a number is out of range, or an assumption fails.
@@ -433,7 +437,7 @@ def step_lipschitz(
 
     Returns:
       max(|1 − η (s − m)|, |1 − ηM|), f[*b], rounded up. The result is inf if M is inf,
-      and for traced arguments out of range.
+      and for traced arguments out of range. A traced step_size of 0 is accepted.
 
     Raises:
       ValueError: a static argument is out of range or contradicts another.
@@ -468,7 +472,7 @@ def clipped_step_lipschitz(
       The constant, f[*b], rounded up. Let κ = η(M − m)/2 and ρ = η(M + m)/2. The
       constant is sqrt(1 + ρ²/(κ(2 − κ))) if |1 − κ|ρ <= κ(2 − κ), and max(1 + ηm,
       ηM − 1) otherwise. The result is inf if M is inf, and for traced arguments out of
-      range.
+      range. A traced step_size of 0 is accepted.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -1,4 +1,4 @@
-"""The last iterate of any maps, and of cyclic gradient descent with schedules.
+"""Privacy of the last iterate of any noisy maps, and of descent with schedules.
 
 In each step, a shift reduces the distance between two coupled runs on neighbouring data
 sets. The cost of a shift depends on the ratio of the shift to the noise of the step.
@@ -64,9 +64,9 @@ def optimal_shift_mu(
     Args:
       lipschitz: c_k, the Lipschitz constants of the maps φ_k, f[*b, T] for T steps, or
         a number for all steps, at least 0.
-      sensitivity: s_k, f[*b, T] or a number, at least 0: the maximum distance between
-        the values at one point of the maps φ_k for two neighbouring data sets. s_k is 0
-        if step k does not use the differing example.
+      sensitivity: s_k, f[*b, T] or a number, at least 0: the maximum of
+        ‖φ_k(x) − φ′_k(x)‖ over all points x, where φ′_k is the map of step k for a
+        neighbouring data set. s_k is 0 if step k does not use the differing example.
       stddev: τ_k, the standard deviation of the noise, f[*b, T] or a number, at least
         0. At least one of lipschitz, sensitivity and stddev must be a vector.
       diameter: the diameter of a set that contains all iterates, f[*b], positive; inf
@@ -76,8 +76,8 @@ def optimal_shift_mu(
       μ, f[*b], rounded up. μ is inf if a step with s_k > 0 and all later steps have no
       noise, and for traced arguments out of range. With a diameter, the bound may
       ignore all steps up to some step k, and use the diameter as the distance after
-      step k. At most 65,535 values of k are compared. With more steps, μ may be above
-      the minimum.
+      step k. At most 65,535 values of k are compared. For more than 65,535 steps, μ may
+      therefore be above the minimum over all k.
 
     Raises:
       ValueError: a static argument is out of range, lengths differ, or lipschitz,
@@ -173,17 +173,19 @@ def scheduled_cyclic_gd_mu(
       batch_size: b, positive, f[T] or a number. A step divides the sum of gradients by
         b.
       **setting: the required keyword arguments of `Setting`. Each numeric argument is
-        f[T] or a number, and at least one argument must be a vector. Of several
-        diameters, the largest diameter bounds the distance of two iterates.
+        f[T] or a number. At least one number of noise_multiplier, batch_size and
+        setting must be a vector. Of several diameters, the largest diameter bounds the
+        distance of two iterates.
 
     Returns:
       μ, f[], rounded up: the maximum over the positions of an example. The μ of a
       position is the minimum of two bounds: the μ of the composition of all steps, and
-      the μ of `optimal_shift_mu`. μ is inf for traced arguments out of range.
+      the μ of `optimal_shift_mu`. μ is inf if the noise multiplier of any step is 0,
+      and for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, an assumption fails, lengths
-        differ, or no argument is a vector.
+        differ, a vector is empty, or no argument is a vector.
       TypeError: an assumption is missing.
 
     Privacy: the last iterate alone is μ-GDP under the given adjacency. Schedules must
@@ -270,7 +272,8 @@ def random_assignment_delta(mus: ArrayLike, epsilon: ArrayLike) -> jax.Array:
 
     Returns:
       The mean of δ(ε) over the l positions, f[*b], rounded up. At a position with the
-      GDP parameter μ, δ(ε) is the δ of μ-GDP.
+      GDP parameter μ, δ(ε) is the δ of μ-GDP. A traced μ that is NaN or negative counts
+      as inf. The result is 1 for a traced ε that is NaN or negative.
 
     Raises:
       ValueError: a static argument is out of range, or mus is a number or has an empty
@@ -300,7 +303,8 @@ def random_assignment_epsilon(mus: ArrayLike, delta: ArrayLike) -> jax.Array:
 
     Returns:
       The least ε with `random_assignment_delta(mus, ε) <= δ`, f[*b], rounded up. The
-      result is inf for a traced δ at or below 0.
+      result is inf if no ε satisfies this inequality, and for a traced δ that is NaN or
+      at most 0. The result is 0 for a traced δ of at least 1.
 
     Raises:
       ValueError: a static argument is out of range, or mus is a number or has an empty

@@ -68,8 +68,8 @@ def contraction_mu(
     For a cycle of batches, μ is the μ of an example in the epoch's last batch.
 
     Args:
-      sensitivity: r, the distance by which one example moves a step, divided by the
-        standard deviation of the step's noise, f[*b].
+      sensitivity: r, the distance by which one example moves the result of a step,
+        divided by the standard deviation of the step's noise, f[*b].
       lipschitz: c, the Lipschitz constant of a step, f[*b], in (0, 1]; a larger value
         gives inf.
       num_epochs: E, f[*b]. For full batches, E is the number of steps.
@@ -96,8 +96,8 @@ def diameter_mu(
     """The published μ of convex losses on a bounded set, for at least Δ/r epochs.
 
     Args:
-      sensitivity: r, the distance by which one example moves a step, divided by the
-        standard deviation of the step's noise, f[*b], positive.
+      sensitivity: r, the distance by which one example moves the result of a step,
+        divided by the standard deviation of the step's noise, f[*b], positive.
       diameter: Δ = D/(ησ), f[*b], for a set of diameter D, the step size η and the
         noise standard deviation σ on the mean gradient.
       batches_per_epoch: l, f[*b], 1 for full batches.
@@ -128,8 +128,8 @@ def expansion_mu(
     except the last use, which only the noise of the last step hides.
 
     Args:
-      sensitivity: r, the distance by which one example moves a step, divided by the
-        standard deviation of the step's noise, f[*b].
+      sensitivity: r, the distance by which one example moves the result of a step,
+        divided by the standard deviation of the step's noise, f[*b].
       lipschitz: c, the Lipschitz constant of a step, f[*b], positive. For c >= 1 and
         without a bounded set, shifted interpolation gives no smaller μ.
       num_epochs: E, f[*b].
