@@ -22,17 +22,18 @@ _GRID, _OUTCOMES = 2**14, 2_000
 
 
 class Overflow(NamedTuple):
-    """The estimated effect of batches that exceed their capacity on a run's δ and ε.
+    """Estimates of how batches that exceed their capacity change a run's δ and ε.
 
-    The function `overflow` computes the estimate. Its argument `share` is the fraction
+    The function `overflow` computes the estimates. Its argument `share` is the fraction
     of δ that is reserved for these batches.
 
     Attributes:
-      log_probability: log p, at most 0. If each batch at the largest sampling rate
-        exceeds its capacity with probability p, δ increases by about share · δ.
+      log_probability: log p. If each batch at the largest sampling rate exceeds its
+        capacity with probability p, δ increases by about share · δ, or by less if
+        p = 1.
       epsilon_gap: the ε at (1 − share) δ minus the ε at δ, if no batch exceeds its
         capacity. The gap is TINY, the least positive normal float, if the estimate of
-        δ is below half of the argument `delta` of `overflow`.
+        δ at the argument `epsilon` of `overflow` is at most half of its `delta`.
     """
 
     log_probability: float

@@ -46,7 +46,7 @@ class _RandomRepetitions:
         return 16 * ULP * (self.mean + 4) * math.log(self.mean + 8)
 
     def sample(self, key: Key) -> int:
-        """A random number of runs, which depends on the key alone."""
+        """Draw K, the number of runs, with the random bits of the key."""
         words = np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist()
         uniform = sum(word << 32 * i for i, word in enumerate(words))
         cumulative = 0
@@ -91,7 +91,10 @@ class _NegativeBinomial(_RandomRepetitions):
         return math.exp(high)
 
     def _mean(self, stop: float) -> float:
-        """The mean η (1 − γ) / (γ (1 − γ^η)) of K, for γ = stop and η = shape."""
+        """The mean η (1 − γ) / (γ (1 − γ^η)) of K, for γ = stop and η = shape.
+
+        For η = 0, the result is the limit for η → 0.
+        """
         log_power = self.shape * math.log(stop)
         # The limit of η / (1 − γ^η) for η → 0 is 1 / log(1/γ).
         quotient = log_power / math.expm1(min(log_power, 700.0)) if log_power else 1.0
@@ -126,7 +129,7 @@ class _NegativeBinomial(_RandomRepetitions):
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedNegativeBinomial(_NegativeBinomial):
-    """The negative binomial distribution of K, the number of runs, given K >= 1.
+    """The truncated negative binomial distribution of K, the number of runs.
 
     P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, …. At the same
     mean, a distribution with a smaller shape has a heavier tail, and usually costs less

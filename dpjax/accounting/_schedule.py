@@ -37,7 +37,7 @@ class Schedule(NamedTuple):
 def check_schedule(
     num_steps: int, steps_per_epoch: int, order: Order, adjacency: Adjacency
 ) -> Schedule:
-    """The `Schedule` of these parameters, with no `max_participations`.
+    """Check a run's parameters and return the `Schedule`, without `max_participations`.
 
     Raises:
       ValueError: a number is out of range, or adjacency is not an `Adjacency`. The

@@ -254,7 +254,8 @@ class Selected(NamedTuple):
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the best run is (ε, δ)-DP, for each δ in (0, 1), f[*b].
 
-        JAX can compute first derivatives with respect to the numbers of `profile`.
+        JAX can compute first derivatives with respect to the numbers of `profile`. δ
+        must not be traced.
         """
         validate.open_unit("delta", delta)
         leaves, structure = jax.tree.flatten(self)

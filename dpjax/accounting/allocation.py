@@ -15,8 +15,8 @@ most the δ(ε) against an attacker who also learns the groups, averaged over th
 groups. For given groups, let M_j be the mean of independent lognormal variables, one
 for each step of group j, and let M_1, …, M_k be independent. In convex order, the
 likelihood ratio is at most the product of all M_j (Kahane 1986, for the comparison of
-Gaussian processes). This bound holds for any order of the steps, and for sums that
-depend on all earlier releases. So k of t steps cost at most the composition of k
+Gaussian processes). This bound holds for any order of the steps, and for gradients
+that depend on all earlier releases. So k of t steps cost at most the composition of k
 allocations of one step among ⌊t/k⌋ or ⌈t/k⌉ steps, under each adjacency.
 """
 
@@ -144,10 +144,11 @@ def epsilon(
         examples must not depend on the added example.
 
     Returns:
-      ε, f[*b], rounded up. If k = 1, ε is within 0.2 % of `epsilon_lower` in most
-      cases. The bound on δ is piecewise linear in e^ε, so that the derivatives of the
-      result differ by a few percent from those of the exact ε. The result is inf for a
-      traced noise multiplier or δ at or below 0, and for a NaN.
+      ε, f[*b], rounded up. For k = 1, under ADD_REMOVE and ZERO_OUT, ε is mostly within
+      0.2 % of `epsilon_lower`. The bound on δ is piecewise linear in e^ε, so that the
+      derivatives of the result differ by a few percent from the derivatives of the
+      exact ε. The result is inf for a traced noise multiplier or δ at or below 0, and
+      for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -201,8 +202,8 @@ def delta(
         examples must not depend on the added example.
 
     Returns:
-      δ, f[*b], rounded up. The result is 1 for a traced ε below 0, for a traced noise
-      multiplier at or below 0, and for a NaN.
+      δ, f[*b], rounded up. The result is 1 for a traced ε below 0, for a NaN, and, at a
+      finite ε, for a traced noise multiplier at or below 0.
 
     Raises:
       ValueError: a static argument is out of range.

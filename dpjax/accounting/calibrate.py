@@ -66,7 +66,7 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
     # hence the least positive excess of 1e-12.
     meets = jnp.clip(ratio, -_MAX_EXCESS, 0.0)
     misses = jnp.clip(ratio, 1e-12, _MAX_EXCESS)
-    meets = jnp.where(jnp.isnan(ratio), -_MAX_EXCESS, meets)  # ε and target are 0
+    meets = jnp.where(jnp.isnan(ratio), -_MAX_EXCESS, meets)  # 0 − 0, or ε is NaN
     misses = jnp.where(jnp.isnan(ratio), _MAX_EXCESS, misses)
     return jnp.where(epsilon <= target, meets, misses)
 
@@ -98,7 +98,7 @@ def solve(
       epsilon_fn: ε as a function of the parameter, f[] to f[], monotone. An ε of NaN
         counts as inf. The search calls the function in float64. Compile a slow function
         with `jax.jit`.
-      target_epsilon: f[], positive. `jax.vmap` solves for several targets.
+      target_epsilon: f[], positive and finite. `jax.vmap` solves for several targets.
       increasing: whether ε grows with the parameter.
       integer: whether the parameter must be a whole number, at least 1. `epsilon_fn`
         gets this number as a float64.
@@ -108,7 +108,7 @@ def solve(
 
     Returns:
       The parameter, f[], positive and at most upper, at which ε is at most the target.
-      If every parameter meets the target, the result is the cheapest parameter: upper
+      If every parameter meets the target, the result is the largest valid finite float
       if `increasing`, and otherwise the least positive normal float (1 if `integer`).
       The derivatives of this result are 0. In other cases, unless `integer` is true,
       JAX can differentiate the parameter with respect to the target and to all values
@@ -116,9 +116,9 @@ def solve(
       if `increasing`) if no parameter meets the target or the target is NaN.
 
     Raises:
-      ValueError: the target or start is not positive; upper is below the least positive
-        normal float (1 if `integer`); no parameter meets the target, outside `jax.jit`
-        and `jax.vmap`; the target or ε is not a scalar.
+      ValueError: the target or start is not positive and finite; upper is below the
+        least positive normal float (1 if `integer`); no parameter meets the target,
+        outside `jax.jit` and `jax.vmap`; the target or ε is not a scalar.
 
     Example:
       >>> from dpjax import Adjacency

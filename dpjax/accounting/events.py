@@ -343,9 +343,9 @@ class Repeated:
 class Composed:
     """A sequence of events on the same data.
 
-    The computation of a mechanism may depend on the outputs of earlier mechanisms. The
-    events themselves, such as their noise and sampling rates, must be fixed before any
-    output is seen.
+    A mechanism may use the outputs of earlier mechanisms. All numbers of the events,
+    such as noise multipliers and sampling rates, must be fixed before any output is
+    seen.
 
     Attributes:
       steps: the events in their order, each as a `Repeated` event with its count.
@@ -364,7 +364,7 @@ class OnLattice:
     Attributes:
       event: the run with Gaussian noise.
       total_variation: a bound, for any data set, on the total variation distance
-        between the run's outputs and this post-processing.
+        between the run's outputs and the outputs of the post-processing.
     """
 
     event: "Event"

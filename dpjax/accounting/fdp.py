@@ -55,8 +55,8 @@ def tradeoff(
 
     Returns:
       The largest value over `epsilons` of max(0, 1 − δ − e^ε α, e^{−ε} (1 − δ − α)),
-      with δ = delta_fn(ε), f[*b], rounded down. The result is 0 for a traced rate out
-      of range and for a NaN.
+      with δ = delta_fn(ε), f[*b], rounded down. The result is 0 for a traced rate that
+      is NaN or out of range. A value of ε at which δ is NaN has no effect.
 
     Raises:
       ValueError: a static argument is out of range, or epsilons is not a vector.
@@ -89,7 +89,7 @@ def true_positive_rate(
 
     Returns:
       One minus the result of `tradeoff` at the false-positive rate, f[*b], rounded up.
-      The result is 1 for a traced rate out of range and for a NaN.
+      The result is 1 for a traced rate that is NaN or out of range.
 
     Raises:
       ValueError: a static argument is out of range, or epsilons is not a vector.

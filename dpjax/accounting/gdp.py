@@ -97,7 +97,7 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> jax.Array:
     Returns:
       ε, f[*b], rounded up, so that `delta(mu, epsilon(mu, d)) <= d` before the cast to
       the dtype of the result. The result is inf for a traced μ below 0, for a traced δ
-      at or below 0, and for a NaN.
+      at or below 0 (0 if μ = δ = 0), and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -124,8 +124,9 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      μ, f[*b], rounded down. The result is 0 for a traced ε below 0, for a traced δ at
-      or below 0, and for a NaN. The result is inf for a traced δ of 1 or more.
+      μ, f[*b], rounded down. The result is inf for a traced δ of 1 or more. Otherwise,
+      the result is 0 for a traced ε below 0, for a traced δ at or below 0, and for a
+      NaN.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -187,10 +187,10 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
     Returns:
       ε, f[], rounded up. For `profiles.Gaussian`, the group's GDP parameter is kμ, and
       ε is exact. For `profiles.Pure`, the result is the least ε for which every
-      (k pure_epsilon)-DP mechanism is (ε, δ)-DP. The profile `pld.pure(pure_epsilon)`
-      gives a smaller ε. For other profiles, δ(ε) is evaluated at about a hundred
-      points. ε is inf if these points prove no finite ε, for instance for large groups
-      with little noise.
+      (k pure_epsilon)-DP mechanism is (ε, δ)-DP. For k > 1, the profile
+      `pld.pure(pure_epsilon)` usually gives a smaller ε. For other profiles and k > 1,
+      δ(ε) is evaluated at about a hundred points. ε is inf if these points prove no
+      finite ε, for instance for large groups with little noise.
 
     Raises:
       ValueError: an argument is out of range.

@@ -70,9 +70,9 @@ def _corners(
     of two neighbouring data sets. L bounds the norm of an example's gradient. The
     privacy loss at corner j is at most c_j plus the loss of a Gaussian mechanism with
     the sensitivity ‖v_j‖. For logistic losses, each row has the c_j of one tangent
-    (step 5 of the module's docstring), and any row is valid. For other losses, the
-    array has one row. `curvature` is β/Λ, as for `delta`. `replaced` says whether each
-    data set has an example that the other data set lacks.
+    (step 5 of the module's docstring), and each row gives a valid bound. For other
+    losses, the array has one row. `curvature` is β/Λ, as for `delta`. `replaced` says
+    whether each data set has an example that the other data set lacks.
     """
     if not logistic:
         # v is in the parallelogram with the corners ±L x/‖x‖ ± L x'/‖x'‖. Opposite

@@ -550,13 +550,13 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
       ε, f[*b], rounded up. For ε below about 40 and δ from 1e-15, the result is at most
       1e-3 above the exact ε. For T sampled steps with sampling rate q and δ above
       T q / 10, the error may reach 3e-3. For δ from 1e-100 to 1e-15, the result is
-      finite. The error is then usually as small, but may reach 0.1 if each example
-      takes part in few steps. For sampled steps with a noise multiplier below 0.03, the
-      result may be several times the exact ε. For very small noise multipliers (often
-      below 0.03 at sampling rate 1), the result may be inf, because the numerical
-      integration of the step's distributions is then not precise enough. The result is
-      inf for a traced δ at or below 0, for a NaN, and if a number of an event is out of
-      range.
+      finite. The error is then usually also at most 1e-3, but may reach 0.1 if each
+      example takes part in few steps. For sampled steps with a noise multiplier below
+      0.03, the result may be several times the exact ε. For very small noise
+      multipliers (often below 0.03 at sampling rate 1), the result may be inf, because
+      the numerical integration of the step's distributions is then not precise enough.
+      The result is inf for a traced δ at or below 0, for a NaN, and if a number of an
+      event is out of range.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.

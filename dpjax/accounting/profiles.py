@@ -350,10 +350,7 @@ def tradeoff_curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
 
 
 def _proven_pairs(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs (ε, δ) that a privacy profile proves, as two arrays f64[k].
-
-    The function computes ε for one δ at a time, by one compiled program for all pairs.
-    """
+    """Pairs (ε, δ) that a privacy profile proves, as two arrays f64[k]."""
     if isinstance(profile, Pure):
         return np.array([float(np.asarray(profile.pure_epsilon))]), np.zeros(1)
     total_variation = float(profile.delta(0.0))
@@ -364,6 +361,7 @@ def _proven_pairs(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
     mu = float(gdp.mu(0.0, min(total_variation, 1 - 1e-6)))
     steps = mu * np.linspace(0.0, mu / 2 + 4, _PAIRS)[1:]
     deltas = np.asarray(gdp.delta(mu, steps), np.float64)
+    # Scalar calls let all pairs share one compiled program.
     epsilons = np.array([float(profile.epsilon(float(delta))) for delta in deltas])
     finite = np.isfinite(epsilons)
     return np.append(epsilons[finite], 0.0), np.append(deltas[finite], total_variation)

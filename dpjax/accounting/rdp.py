@@ -53,9 +53,13 @@ def _as_array(value: ArrayLike) -> jax.Array | np.ndarray:
 def _align_axes(
     *scalars: ArrayLike, curves: tuple[ArrayLike, ...]
 ) -> list[jax.Array | np.ndarray]:
-    """Return the curves, then the scalars with an axis for the orders, at one rank.
+    """Return the curves and then the scalars as arrays of one rank.
 
-    A curve of one order would be broadcast, and count as the curve at all orders.
+    Each scalar gets a last axis, for the orders.
+
+    Raises:
+      ValueError: the curves differ in length. Without this check, a curve of one order
+        would be broadcast to all orders.
     """
     arrays = [_as_array(x) for x in curves]
     lengths = sorted({x.shape[-1:] for x in arrays})
@@ -146,8 +150,9 @@ def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
     Returns:
       count times the sum of the curves, f[*b, k], rounded up. A traced count that is
       not whole is rounded up to the next whole number, and derivatives with respect to
-      the count are the derivatives at this whole number. The result is inf for a
-      negative count and for a NaN.
+      the count are the derivatives at this whole number. The result is inf for a traced
+      count that is negative, infinite or NaN. For a positive count, a NaN in a curve
+      also gives inf at its order.
 
     Raises:
       ValueError: there is no curve, the curves differ in length, or a static argument

@@ -47,9 +47,10 @@ def epsilon(
       repetitions: the distribution of K, such as `Geometric(10.0)`.
 
     Returns:
-      ε, f[*b], rounded up; inf where no bound holds. For Gaussian noise and truncated
-      negative binomial K, ε is mostly within 1 % of the ε that an attack achieves
-      (docs/selection.md). The derivative is the derivative of the returned bound.
+      ε, f[*b], rounded up; inf where the code finds no finite bound. For Gaussian noise
+      and truncated negative binomial K, ε is mostly within 1 % of the ε that an attack
+      achieves (docs/selection.md). The derivative is the derivative of the returned
+      bound.
 
     Raises:
       ValueError: an argument is out of range; `jax.jit` or `jax.vmap` traces a number
