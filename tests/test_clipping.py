@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import Adjacency, clip_and_sum, clipped_grad
-from dpjax.clipping._clip import clip
+from dpjax.clipping._clip import clip, clip_scales
 
 
 def loss(params, example):
@@ -368,3 +368,10 @@ def test_invalid_arguments_raise():
         tx.update({"a": np.ones((3, 2)), "b": np.ones((2, 2))}, tx.init(None))
     with pytest.raises(ValueError, match="^gradients must be real"):
         tx.update(np.ones((2, 3), np.complex64), tx.init(None))
+
+
+@pytest.mark.parametrize("size", [1e-25, 0.7, 1e25])
+def test_norm_of_groups_is_finite_and_positive_where_its_square_is_not(size):
+    squares = [jnp.float32(3.0), jnp.float32(1.0)]  # in units of the squared bound
+    norm = jax.jit(lambda x: clip_scales(x, [size, size], True).norm)(squares)
+    np.testing.assert_allclose(norm, 2 * size, rtol=1e-6)

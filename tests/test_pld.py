@@ -553,3 +553,11 @@ def test_products_of_counts_never_overflow_or_round_down():
     result.append(float(jax.jit(composed_epsilon)(np.int32(few), np.int32(many))))
     # Four roundings of float32 in T, which is within ε's root, and one of the answer.
     assert all(exact * (1 - 1e-7) <= x <= exact * (1 + 8e-7) for x in result), result
+
+
+def test_traced_arguments_out_of_range_give_vacuous_bounds_without_a_release():
+    """The δ of outputs that no one's data enter is above 0 for a negative ε."""
+    silent = pld.gaussian(0.0)
+    bounds = jax.jit(lambda x: (pld.delta(silent, x), pld.epsilon(silent, x)))
+    assert [float(x) for x in bounds(-0.5)] == [1.0, np.inf]
+    assert [float(x) for x in bounds(0.5)] == [0.0, 0.0]

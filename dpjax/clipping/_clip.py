@@ -198,10 +198,12 @@ def clip_scales(
         jnp.where(finite & mask, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
         for root in roots
     ]
-    norms = [root * c for root, c in zip(roots, clip_norms, strict=True)]
-    if len(norms) == 1:
-        return Scales(finite, scales, norms[0])
-    return Scales(finite, scales, jnp.linalg.norm(jnp.stack(norms), axis=0))
+    # The largest bound as unit prevents overflow and underflow of the squares. With one
+    # bound, the quotient and the root are exact.
+    unit = jnp.max(jnp.asarray(clip_norms, roots[0].dtype))
+    norms = [root * (c / unit) for root, c in zip(roots, clip_norms, strict=True)]
+    norm = jnp.linalg.norm(jnp.stack(norms), axis=0) if len(norms) > 1 else norms[0]
+    return Scales(finite, scales, norm * unit)
 
 
 def apply_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:

@@ -155,7 +155,7 @@ def _cyclic_poisson(
     # A strategy with a denominator has coefficients at all lags.
     if not isinstance(strategy, Toeplitz) or np.shape(strategy.denominator)[-1]:
         raise ValueError(
-            f"strategy must be banded for cyclic Poisson sampling; got {strategy!r}."
+            f"strategy must be banded (unscaled) for cyclic Poisson; got {strategy!r}."
         )
     bands = 1 + np.shape(strategy.numerator)[-1]
     # Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Theorem 4: at

@@ -321,16 +321,16 @@ def compile_bound(
       rounding: the direction of the final cast, as for the decorator `float64`.
 
     Returns:
-      A function of ε or δ and of the events. The result is `worst` if a number is NaN,
-      if a number of an event or a count of steps is out of range, or if a mechanism
-      that releases something is not `private` (see `mechanisms.Domain`). Otherwise, the
-      result is 0 if no event releases anything. Otherwise, the result is that of
-      `core`, or `worst` if `core` returns NaN.
+      A function of ε or δ and of the events. The result is `worst` if ε or δ is
+      negative or NaN, if a number of an event or a count of steps is NaN or out of
+      range, or if a mechanism that releases something is not `private` (see
+      `mechanisms.Domain`). Otherwise, the result is 0 if no event releases anything.
+      Otherwise, the result is that of `core`, or `worst` if `core` returns NaN.
     """
 
     @float64(rounding, static=("structure",), one_by_one=True)
     def compiled(argument: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
-        all_idle, valid, safe_steps = jnp.array(True), ~jnp.isnan(argument), []
+        all_idle, valid, safe_steps = jnp.array(True), argument >= 0, []
         for step in jax.tree.unflatten(structure, numbers):
             event, count = step.event, step.count
             domain = mechanisms.domain(event)
