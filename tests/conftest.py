@@ -109,10 +109,11 @@ def pytest_runtest_call(item):
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
-    """Keep one case of each test marked `diagonal`, or one per value of an argument.
+    """Keep one case of each test marked `diagonal`, or one per combination.
 
-    All other cases are marked `matrix`. Which case stays depends on the names of the
-    test and of these values alone, and differs from value to value.
+    A combination has one value of each argument that the mark names. All other cases
+    are marked `matrix`. Which case stays depends on the names of the test and of these
+    values alone, and differs from value to value.
     """
     groups, numbers = {}, {}
     for item in items:
