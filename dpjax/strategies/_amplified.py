@@ -194,7 +194,7 @@ def _search(goal: _Goal) -> tuple[Amplified, Start]:
 
 
 def _simplify(result: Amplified) -> Amplified:
-    """Replace a strategy whose coefficients are all 0 by `strategies.independent()`."""
+    """Replace the result's strategy by `independent()` if its matrix C is I."""
     is_correlated = any(np.any(x) for x in result.strategy)
     return result if is_correlated else result._replace(strategy=_making.independent())
 
@@ -246,7 +246,7 @@ def central_limit(
 def refine(
     start: Start, event: Callable[[float], Composed], epsilon: float, delta: float
 ) -> Start:
-    """Find a better first point of the secant search for the noise multiplier of an ε.
+    """Find a better first point of the secant search for the noise that gives ε.
 
     The secant search needs bounds on ε. In contrast, this function uses estimates of ε,
     which need less time. The function `event` maps a noise multiplier to the event of a

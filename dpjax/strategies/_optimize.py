@@ -76,7 +76,7 @@ _ROUNDING = 1e-9
 
 
 def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
-    """The first column of a workload's matrix, f64[T].
+    """The first column of a workload's matrix, at the mean rate and keep, f64[T].
 
     The column has the coefficients of rate · N(L) / (D(L) (1 − keep L)), where L is the
     shift by one step. The polynomials N and D have the workload's numerator and
