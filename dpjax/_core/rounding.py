@@ -76,9 +76,9 @@ def staged_sum(
 
     The sum is computed in stages: the first stage adds the terms in groups, and each
     further stage adds the results of the stage before it. k is the number of terms in
-    a group, summed over all stages. Let u be the unit roundoff. Then the rounding errors
-    of the additions change the result by at most γ_k = k u / (1 − k u) times the sum of
-    |term(x)|.
+    a group, summed over all stages. Let u be the unit roundoff. Then the rounding
+    errors of the additions change the result by at most γ_k = k u / (1 − k u) times the
+    sum of |term(x)|.
     """
     terms = 0
     while x.ndim > kept:
