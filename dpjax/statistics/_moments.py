@@ -443,9 +443,9 @@ def standardize(
 
     Returns:
       A `Released`: a `Standardization` with arrays f[...], and an event that describes
-      both mechanisms to accountants. A scale is the square root of a noisy variance,
-      which is first raised to at least the standard deviation that its noise has with
-      "real" arithmetic. So every scale is positive.
+      both mechanisms to accountants. A scale is the square root of a noisy variance. So
+      that every scale is positive, each variance is first raised to at least the
+      standard deviation of the variance's noise with "real" arithmetic.
 
     Raises:
       ValueError: as for `mean`; share is not in (0, 1); noise_multiplier is traced or
