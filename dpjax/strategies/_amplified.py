@@ -332,9 +332,10 @@ def _estimate_noise(
 def _estimate_banded(
     goal: _Goal, strategy: Toeplitz, start: Start, limit: float = math.inf
 ) -> tuple[Amplified, Start]:
-    """Call `_estimate_noise` for a banded strategy and cyclic Poisson sampling.
+    """Estimate the noise multiplier and the error of a banded strategy.
 
-    First, `refine` improves the start of the search, which saves evaluations of ε.
+    The sampling is cyclic Poisson sampling. `refine` first improves the start of the
+    search in `_estimate_noise`, which saves evaluations of ε.
     """
     n_b, adjacency = goal.run["steps_per_epoch"], goal.run["adjacency"]
     bands = 1 + np.size(strategy.numerator)

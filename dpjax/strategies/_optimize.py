@@ -332,7 +332,7 @@ def _start_point(
 
 
 class Optimized(Toeplitz):
-    """A `Toeplitz` strategy, with a bound `gap` on its error over the least error.
+    """A `Toeplitz` strategy, with a bound `gap` on its error relative to the least.
 
     Attributes:
       product: the error in the workload for which the strategy was optimized, times the
