@@ -147,11 +147,12 @@ def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
     """The shape of the array of ChaCha20 blocks from which random numbers are read.
 
     The random numbers have the given shape. Each block contains `in_block` consecutive
-    numbers in row-major order. Let k be the least number for which the product of the
-    last k axes is a multiple of `in_block`. The result has the earlier axes, and one
-    axis of whole blocks in place of the last k axes. If the random numbers are sharded
-    only along the earlier axes, each device computes whole blocks. If there is no such
-    k, the result has one axis with all blocks, and the last block is used in part.
+    numbers in row-major order. Let k be the least number of last axes whose lengths
+    have a product that is a multiple of `in_block`. The result has the earlier axes,
+    and one axis of whole blocks in place of the last k axes. If the random numbers are
+    sharded only along the earlier axes, each device computes whole blocks. If there is
+    no such k, the result has one axis with all blocks, and the last block is used in
+    part.
     """
     for axis in reversed(range(len(shape))):
         blocks, remainder = divmod(math.prod(shape[axis:]), in_block)

@@ -52,9 +52,9 @@ class Amplified(NamedTuple):
       strategy: the matrix C. The noise is C⁻¹z, where z is independent Gaussian noise.
         For cyclic Poisson sampling, the number of bands of C is also the number of
         groups of examples.
-      noise_multiplier: the standard deviation of z over the clip norm: the minimum at
-        which an accountant bounds the run's ε by the requested ε. While the search
-        runs, this number is an estimate of the minimum.
+      noise_multiplier: the standard deviation of z over the clip norm. This number is
+        the minimum at which an accountant bounds the run's ε by the requested ε. While
+        the search runs, the number is an estimate of this minimum.
       error: the root mean square of the workload's output if the input is the noise
         alone, over all steps, in units of the clip norm.
     """
