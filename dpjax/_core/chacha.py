@@ -147,10 +147,12 @@ def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
     """The shape of the array of ChaCha20 blocks from which random numbers are read.
 
     The random numbers have the given shape. Each block contains `in_block` consecutive
-    numbers in row-major order. The fewest last axes that together hold a whole number
-    of blocks are replaced by this number. If the random numbers are sharded only along
-    the other axes, each device computes whole blocks. If there are no such last axes,
-    the result has one axis with all blocks, of which the last block is used in part.
+    numbers in row-major order. Let k be the least number of last axes whose lengths
+    have a product that is a multiple of `in_block`. The result has the earlier axes,
+    and one axis of whole blocks in place of the last k axes. If the random numbers are
+    sharded only along the earlier axes, each device computes whole blocks. If there is
+    no such k, the result has one axis with all blocks, and the last block is used in
+    part.
     """
     for axis in reversed(range(len(shape))):
         blocks, remainder = divmod(math.prod(shape[axis:]), in_block)
@@ -198,7 +200,7 @@ def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.A
 
 @functools.partial(jax.jit, static_argnums=1)
 def split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Derive new keys, u32[*shape, 8], from a key, by other blocks than `fold_in`."""
+    """Derive new keys, u32[*shape, 8], from blocks that `fold_in` does not use."""
     return _children(key, numbers_of(shape), _SPLIT)
 
 

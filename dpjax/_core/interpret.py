@@ -151,7 +151,8 @@ class _Step(NamedTuple):
 def _sequence(closed: jex.ClosedJaxpr) -> Program:
     """A program that evaluates the equations on which a jaxpr's outputs depend.
 
-    Equations that call another jaxpr are replaced by the equations of that jaxpr.
+    An equation that only calls another jaxpr, such as a `jax.jit`, is replaced by the
+    equations of that jaxpr. Loops and branches remain single equations.
     """
     slots, constants, steps = itertools.count(), dict[int, Any](), list[_Step]()
 

@@ -231,7 +231,7 @@ def two_keys(key: Key) -> jax.Array:
 
 
 def _order_dependent_key(key: Key) -> Key:
-    """The same key, with a generator whose `fold_in` depends on the order of its calls.
+    """Replace the generator unsafe_rbg of a key by rbg; any other key is unchanged.
 
     The generator unsafe_rbg folds numbers in by exclusive or. So folding in 1 and 2
     equals folding in 2 and 1, and folding in 1 twice changes nothing. The generator rbg

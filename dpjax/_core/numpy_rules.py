@@ -168,8 +168,8 @@ def _starts(
 
     Args:
       axis: an axis of the array from which slices are read, or to which they are added.
-      rows: the start indices, i[..., k], as in `jax.lax.gather`. A row gives the first
-        index of a slice along k axes.
+      rows: the start indices, i[..., k], as in `jax.lax.gather`. A row has a
+        slice's first indices along k axes.
       mapped: the k axes, in the order of a row's entries.
       batched: for each batch axis of the array, the same batch axis of `rows`.
 

@@ -76,8 +76,9 @@ def staged_sum(
 
     The sum is computed in stages: the first stage adds the terms in groups, and each
     further stage adds the results of the stage before it. k is the number of terms in
-    a group, summed over all stages. Let u be the unit roundoff. Then the rounding error
-    of the result is at most γ_k = k u / (1 − k u) times the sum of |term(x)|.
+    a group, summed over all stages. Let u be the unit roundoff. Then the rounding
+    errors of the additions change the result by at most γ_k = k u / (1 − k u) times the
+    sum of |term(x)|.
     """
     terms = 0
     while x.ndim > kept:
@@ -177,7 +178,7 @@ def round_down_float32(x: ArrayLike) -> float | jax.Array:
 
 
 def _integer_to_python(x: ArrayLike) -> ArrayLike:
-    """Convert an integer of NumPy, of which JAX would keep only the lowest 32 bits."""
+    """Convert a NumPy integer, of which JAX would keep 32 bits, to a Python integer."""
     is_array = isinstance(x, np.generic | np.ndarray)
     return x.item() if is_array and np.issubdtype(x.dtype, np.integer) else x
 

@@ -144,7 +144,11 @@ def scalar(name: str, value: object) -> None:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value, or a part of it, differs from itself, as NaN does."""
+    """Whether a value, or a part of the value, is missing, like NaN or pandas.NA.
+
+    A number is missing if it differs from itself. The parts of a value are the entries
+    of a tuple or frozenset, and the fields of a dataclass.
+    """
     if isinstance(value, tuple | frozenset):
         return any(map(is_missing, value))
     if dataclasses.is_dataclass(value):

@@ -394,7 +394,7 @@ class StrategySpec(NamedTuple):
         return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
 
     def __str__(self) -> str:
-        """The matrix C as a phrase, with polynomials in the shift L by one step."""
+        """The matrix C as a phrase; a Toeplitz matrix as polynomials in the shift L."""
         if self.tree_decay is not None:
             return f"the matrix of the binary tree for momentum of {self.tree_decay}"
         top, bottom = (

@@ -257,8 +257,8 @@ def buffered_tree(
     The w_i are the weights. A node of level j covers 2^j steps. The draw z_t is the
     noise of the largest node that ends with step t, and j is the level of this node.
     Row i of the memory stores the noise of the latest node of level i. The highest
-    level in the run has no row, since it has a single node, and no later step needs the
-    noise of this node. This noise overwrites the last row, which no later step reads.
+    level in the run has a single node, whose noise no later step needs. So this level
+    has no row. Its noise overwrites the last row, which no later step reads.
 
     With `stores_result`, the rows store y_t in place of z_t. The stream is then
     y_t = z_t + Σ_{i<j} w_i y_{t−2^i}.

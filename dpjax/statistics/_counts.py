@@ -35,8 +35,8 @@ def histogram(
       edges: the public edges of k bins, f[k + 1], increasing. A bin contains its left
         edge, and the last bin also contains its right edge. None if num_categories is
         given.
-      num_categories: k, if the examples are the numbers 0, ..., k − 1. None if edges
-        are given.
+      num_categories: k, if the examples are the numbers 0, ..., k − 1. Each bin then
+        has one of these numbers in its middle, and width 1. None if edges are given.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:

@@ -92,8 +92,8 @@ def mean(
 
     Raises:
       ValueError: an argument is out of range; num_examples is missing under ADD_REMOVE;
-        or with "discrete", noise_multiplier is traced, n is above 2²² z, or z √d is so
-        large that rounding to the lattice would more than double the sensitivity.
+        or with "discrete", z is traced, n is above 2²² z for a positive z, or z √d is
+        so large that rounding to the lattice would more than double the sensitivity.
 
     Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. A row with
     a NaN or an infinity contributes zero. Each clipped row is truncated to multiples of
@@ -174,8 +174,8 @@ def _sum(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
 def _unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
     """Clip rows f64[b, d] to the L2 norm clip_norm, and divide them by clip_norm.
 
-    Without rounding, the results would have norms of at most 1 − 2⁻²⁰. With rounding,
-    the results have norms of at most 1 − 2⁻²¹. A row that is not finite becomes zero.
+    The results have norms of at most 1 − 2⁻²¹, rounding errors included. A row that is
+    not finite becomes zero.
     """
     squares = group_squares([rows], [0], [clip_norm], num_batch_axes=1)
     finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
@@ -208,9 +208,9 @@ def variance(
     Args:
       data: the private examples, f[n, ...].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, at least 0. The sums are over examples divided by C. z is the
-        standard deviation of the noise in the sums, divided by the maximum L2 norm of
-        one example's contribution to all sums together.
+      noise_multiplier: z, at least 0: the standard deviation of the noise divided by
+        the maximum L2 norm of one example's contribution to all sums together. The
+        contribution and the noise are those of examples divided by C.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       num_examples: N, the public number by which sums are divided. None stands for n,
@@ -280,9 +280,9 @@ def covariance(
     Args:
       data: the private examples, f[n, d].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, at least 0. The sums are over examples divided by C. z is the
-        standard deviation of the noise in the sums, divided by the maximum L2 norm of
-        one example's contribution to all sums together.
+      noise_multiplier: z, at least 0: the standard deviation of the noise divided by
+        the maximum L2 norm of one example's contribution to all sums together. The
+        contribution and the noise are those of examples divided by C.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       num_examples: N, the public number by which sums are divided. None stands for n,
@@ -443,9 +443,9 @@ def standardize(
 
     Returns:
       A `Released`: a `Standardization` with arrays f[...], and an event that describes
-      both mechanisms to accountants. A scale is the square root of a noisy variance,
-      which is first raised to at least the standard deviation that its noise has with
-      "real" arithmetic. So every scale is positive.
+      both mechanisms to accountants. A scale is the square root of a noisy variance. So
+      that every scale is positive, each variance is first raised to at least the
+      standard deviation of the variance's noise with "real" arithmetic.
 
     Raises:
       ValueError: as for `mean`; share is not in (0, 1); noise_multiplier is traced or

@@ -4,9 +4,9 @@ Each example x contributes a vector c(x) of L2 norm at most 1 to a sum over all
 examples. A statistic is computed from such sums with noise. A release has three parts:
 
 1. **Sum.** `sum_exactly` truncates each entry of a contribution towards zero to a
-   multiple of 2⁻³². Truncation makes no contribution longer. `sum_exactly` then adds up
-   integers. The order of the addition therefore does not change the sum. One example
-   changes the sum only by the example's truncated contribution.
+   multiple of 2⁻³². Truncation increases no norm. `sum_exactly` then adds up integers.
+   The order of the addition therefore does not change the sum. One example changes the
+   sum only by the example's truncated contribution.
 2. **Noise.** Let z be the noise multiplier and t the number of sums. Each sum receives
    noise of standard deviation σ = z √t per coordinate. A sum may depend on all earlier
    noisy sums. With `arithmetic="discrete"`, the sum is rounded to a lattice, the

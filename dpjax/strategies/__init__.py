@@ -11,9 +11,10 @@ C⁻¹ alone (`accounting.correlated.error`).
    `Toeplitz` strategy. `scaled` multiplies the noise of a Toeplitz strategy by a factor
    in each step. `tree` makes the strategy of the binary tree mechanism.
 2. A workload is the linear map that an optimizer applies to the gradient sums
-   (`dpjax.workloads`). `optimize` searches for the Toeplitz strategy of a given kind
-   with the least error in a workload. `optimize` also bounds the ratio of this error to
-   the least error of any strategy.
+   (`dpjax.workloads`). The error is the root mean square of the workload's output if
+   its input is the noise alone. `optimize` searches for the Toeplitz strategy of a
+   given kind with the least error at the same privacy. `optimize` also bounds the ratio
+   of this error to the least error of any strategy.
 3. `scheduled` searches for the best factor for the noise of each step.
 4. `amplified` searches for the best strategy for batches that are drawn at random.
 

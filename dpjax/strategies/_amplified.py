@@ -53,8 +53,8 @@ class Amplified(NamedTuple):
         For cyclic Poisson sampling, the number of bands of C is also the number of
         groups of examples.
       noise_multiplier: the standard deviation of z over the clip norm. This number is
-        the minimum at which the run has the requested ε. While the search runs, the
-        number is an estimate of this minimum.
+        the minimum at which an accountant bounds the run's ε by the requested ε. While
+        the search runs, the number is an estimate of this minimum.
       error: the root mean square of the workload's output if the input is the noise
         alone, over all steps, in units of the clip norm.
     """
@@ -194,7 +194,7 @@ def _search(goal: _Goal) -> tuple[Amplified, Start]:
 
 
 def _simplify(result: Amplified) -> Amplified:
-    """Replace a strategy whose coefficients are all 0 by `strategies.independent()`."""
+    """Replace the result's strategy by `independent()` if its matrix C is I."""
     is_correlated = any(np.any(x) for x in result.strategy)
     return result if is_correlated else result._replace(strategy=_making.independent())
 
@@ -246,7 +246,7 @@ def central_limit(
 def refine(
     start: Start, event: Callable[[float], Composed], epsilon: float, delta: float
 ) -> Start:
-    """Find a better first point of the secant search for the noise multiplier of an ε.
+    """Find a better first point of the secant search for the noise that gives ε.
 
     The secant search needs bounds on ε. In contrast, this function uses estimates of ε,
     which need less time. The function `event` maps a noise multiplier to the event of a
@@ -332,9 +332,10 @@ def _estimate_noise(
 def _estimate_banded(
     goal: _Goal, strategy: Toeplitz, start: Start, limit: float = math.inf
 ) -> tuple[Amplified, Start]:
-    """Call `_estimate_noise` for a banded strategy and cyclic Poisson sampling.
+    """Estimate the noise multiplier and the error of a banded strategy.
 
-    First, `refine` improves the start of the search, which saves evaluations of ε.
+    The sampling is cyclic Poisson sampling. `refine` first improves the start of the
+    search in `_estimate_noise`, which saves evaluations of ε.
     """
     n_b, adjacency = goal.run["steps_per_epoch"], goal.run["adjacency"]
     bands = 1 + np.size(strategy.numerator)

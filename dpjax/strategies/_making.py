@@ -162,8 +162,8 @@ def tree(decay: ArrayLike) -> Tree:
     Put `optax.trace`, or another momentum with the same decay β, after this noise. The
     momentum times 1 − β then has the same noise as `dpjax.tree_momentum`. In a run of T
     steps, `dpjax.correlated_noise` stores ⌊log₂ T⌋ vectors with buffer="stored". With
-    buffer="regenerate", the function stores no vector, and repeats one earlier draw per
-    step on average.
+    buffer="regenerate", `dpjax.correlated_noise` stores no vector, and repeats one
+    earlier draw per step on average.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).

@@ -16,9 +16,9 @@ sensitivity, the maximum distance by which one example moves C x. The product is
 sens · ‖A C⁻¹‖_F / √T. An example contributes at the same position in every epoch, and
 its contributions may have any signs. A pattern is a vector over all steps that has
 these signs at the example's steps and zeros elsewhere. For θ in [0, 1] let
-R = (1 − θ) I + θ 11ᵀ, a matrix of size E. Then W = R ⊗ I / n_b is an average of outer
-products of patterns. Hence sens² >= ‖C W^{1/2}‖_F². Let ‖·‖_* be the nuclear norm.
-Since ‖X‖_F ‖Y‖_F >= ‖XY‖_*,
+R = (1 − θ) I + θ 11ᵀ, a matrix of size E. Then W = R ⊗ I / n_b, with I of size n_b, is
+an average of outer products of patterns. Hence sens² >= ‖C W^{1/2}‖_F². Let ‖·‖_* be
+the nuclear norm. Since ‖X‖_F ‖Y‖_F >= ‖XY‖_*,
 
     sens · ‖A C⁻¹‖_F >= ‖A C⁻¹‖_F ‖C W^{1/2}‖_F >= ‖A W^{1/2}‖_*,
 
@@ -26,7 +26,7 @@ for every C, lower-triangular or not. If an order of examples allows more patter
 sensitivity is at least as large. So the bound also holds for such an order.
 
 **The size of the noise in each step.** The strategy of `scheduled` is C = T diag(s),
-where T is a Toeplitz matrix and s has a weight for each step. The noise is C⁻¹z for
+where T is now a Toeplitz matrix and s has a weight for each step. The noise is C⁻¹z for
 independent Gaussian z. In step t this noise is (T⁻¹z)_t times the factor f_t = 1 / s_t.
 The error is proportional to ‖A diag(f) T⁻¹‖_F. Let π be the steps in which an example
 takes part, and let G_π have the entries of |TᵀT| in π × π. Then the sensitivity is at
@@ -76,7 +76,7 @@ _ROUNDING = 1e-9
 
 
 def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
-    """The first column of a workload's matrix, f64[T].
+    """The first column of a workload's matrix, at the mean rate and keep, f64[T].
 
     The column has the coefficients of rate · N(L) / (D(L) (1 − keep L)), where L is the
     shift by one step. The polynomials N and D have the workload's numerator and
@@ -332,7 +332,7 @@ def _start_point(
 
 
 class Optimized(Toeplitz):
-    """A `Toeplitz` strategy, with a bound `gap` on its error over the least error.
+    """A `Toeplitz` strategy, with a bound `gap` on its error relative to the least.
 
     Attributes:
       product: the error in the workload for which the strategy was optimized, times the
