@@ -251,11 +251,11 @@ def test_poles_equal_in_float32_are_merged(x64):
     best = strategies.optimize(
         "rational",
         workloads.momentum_sum(0.9),
-        num_steps=500,
-        steps_per_epoch=50,
+        num_steps=120,
+        steps_per_epoch=12,
         num_vectors=8,
     )
-    assert 1 <= best.num_vectors <= 8
+    assert 1 <= best.num_vectors < 8
     assert best.gap >= 1
 
 
