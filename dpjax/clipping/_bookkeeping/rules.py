@@ -235,8 +235,9 @@ class Convolution(Rule):
     def size(self) -> Size:
         """The number and sizes of the rows whose outer products sum to the gradient.
 
-        Each pixel of each output image gives one row. The kernel has no axis for the
-        feature groups, which are parts of its axis of output features.
+        Each feature group has one row for each pixel of each output image. A right row
+        has the output features of one group, because the groups follow one another on
+        the kernel's axis of output features.
         """
         size = super().size
         return size._replace(groups=self._groups, right=size.right // self._groups)

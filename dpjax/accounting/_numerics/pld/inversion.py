@@ -56,8 +56,8 @@ class Spectrum(NamedTuple):
       discrete: the part of K(λ) that the discrete losses contribute, f[].
       real, imaginary: the two parts of the transform at t_j, f[SIDE, SIDE] each. Values
         at t_j > 0 are doubled, to count the values at −t_j.
-      error: two numbers x and y, f[] each. The error of the real part that `invert`
-        returns for ε is at most x + y |ε|.
+      error: two numbers x and y, f[] each. `invert` returns the real part of the
+        inverse transform at ε, with an error of at most x + y |ε|.
       scale: a bound on the relative error of e^{K(λ)}, f[].
       inf_mass: an upper bound on the probability of an infinite loss, f[].
     """

@@ -180,11 +180,11 @@ def row_squares(
     """Upper bounds f[b] of ‖gradient‖² / C² at each root, from inner products of rows.
 
     A root is an array that one or more equations of the component combine with the
-    example. Equations may use the root with another order of axes, axes of size one or
-    dtype. The gradient is the sum of outer products of rows of activations and
-    cotangents. A bound is infinite if the rows exceed the limit of
-    `factors.exceeds_limit`. The list is empty if the component has no roots, or if the
-    rows of several equations cannot be combined.
+    example. An equation may use the root with its axes in another order, with axes of
+    size one added or removed, or in another dtype. The gradient is the sum of outer
+    products of rows of activations and cotangents. A bound is infinite if the rows
+    exceed the limit of `factors.exceeds_limit`. The list is empty if the component has
+    no roots, or if the rows of several equations cannot be combined.
 
     Args:
       comparable: the component: parameter leaves, and the equations that use them.
