@@ -39,7 +39,8 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
     Raises:
       ValueError: not exactly one of ε, noise multiplier, steps and batch size is left
         out; momentum is given for independent noise, or missing for correlated or
-        "auto" noise; or `dpjax.plan` raises.
+        "auto" noise; the number of epochs is given without the batch size, or one of
+        these two numbers is below 1; or `dpjax.plan` raises.
     """
     given = {name: value for name, value in given.items() if value is not None}
     epochs = given.pop("num_epochs", None)
@@ -79,7 +80,7 @@ def _count_steps(epochs: int, given: dict[str, Any]) -> int:
       given: the values of the options, by the names of the options.
 
     Raises:
-      ValueError: there is no batch size; a number is below 1.
+      ValueError: the batch size is missing; the batch size or `epochs` is below 1.
     """
     size, n = given.get("batch_size"), given["num_examples"]
     if size is None:

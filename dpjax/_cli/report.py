@@ -44,7 +44,8 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
 
     Raises:
       ValueError: the file is not JSON or not a record; no plan has the record's
-        numbers; or the record claims more privacy than its numbers give.
+        numbers; the record's privacy event is not the event of its numbers; or the
+        record claims more privacy than its numbers give.
       OSError: the file cannot be read.
     """
     try:

@@ -220,7 +220,10 @@ def correlated_noise(
 
 
 def _check_shape(update: jax.Array, rows: jax.Array, num_axes: int = 1) -> None:
-    """Compare a shape with that of a leaf of the state that has more axes in front."""
+    """Raise ValueError unless `update` has the shape of `rows` after its first axes.
+
+    The first `num_axes` axes of `rows` are left out of the comparison.
+    """
     # A smaller update would be broadcast, and several entries would get the same noise.
     if update.shape != (shape := rows.shape[num_axes:]):
         raise ValueError(
@@ -445,12 +448,13 @@ def tree_momentum(
 
     where N_t is the noise of tree aggregation. A node of the tree is an interval of 2^k
     steps, and has its own noise. N_t is the sum of the noise of O(log t) nodes that
-    together cover the steps 1..t, weighted by powers of β. The variance of N_t grows
-    with log t, whereas independent noise in every g_i would give a variance that grows
-    with 1 / (1 − β). The transformation first applies `correlated_noise` with
-    `strategies.tree(decay)`, which adds the noise y_t = N_t − β N_{t−1} to g_t. The
-    momentum m_t = β m_{t−1} + g_t + y_t of these noisy sums then contains the noise
-    N_t. The update is m̂_t = (1 − β) m_t.
+    together cover the steps 1..t, weighted by powers of β. The variance of N_t is at
+    most ⌊log₂ t⌋ + 1 times the variance of a node's noise. Independent noise of the
+    same variance in every g_i would give a factor near 1 / (1 − β²) for large t. The
+    transformation first applies `correlated_noise` with `strategies.tree(decay)`, which
+    adds the noise y_t = N_t − β N_{t−1} to g_t. The momentum m_t = β m_{t−1} + g_t +
+    y_t of these noisy sums then contains the noise N_t. The update is
+    m̂_t = (1 − β) m_t.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).

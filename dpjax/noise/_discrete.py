@@ -173,9 +173,9 @@ def _compare_tied_draws(
     Each draw compares random bits with the threshold of a column of the `AliasTable`. A
     draw is tied if the first 50 random bits equal the first 50 bits of the threshold.
     For each tied draw, the function draws 64 more random bits, and compares these bits
-    with 64 bits of the table: the last 48 bits of the threshold, and 16 zeros. An
-    iteration of the loop decides one draw. (Code that draws two 32-bit words compiles
-    faster than code that draws random bits for the whole array.)
+    with 64 bits of the table: the last 48 bits of the threshold, and 16 zeros. A loop
+    decides one draw at a time: code that draws two 32-bit words compiles faster than
+    code that draws random bits for the whole array.
 
     Args:
       key: a typed key for the additional bits.
@@ -213,7 +213,7 @@ def width(draws: int) -> float:
     """The parameter σ of the discrete Gaussian that `discrete_gaussian` draws.
 
     The discrete Gaussian has P(z) ∝ e^{−z²/2σ²} for integers z. The result is the σ of
-    the sum X₁ + 256 X₂ + 256² X₃, which has `draws` terms, and in which every X_i has
+    the sum of the first `draws` terms of X₁ + 256 X₂ + 256² X₃, where every X_i has
     σ = 512. For one, two and three draws, σ is 2⁹, about 2¹⁷ and about 2²⁵.
     """
     return WIDTH * math.sqrt(sum(SCALE ** (2 * i) for i in range(draws)))
@@ -479,7 +479,7 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
 
     Returns:
       The noisy sums, cast back to the dtypes of the sums. Entries that are not finite
-      become NaN.
+      become NaN. If the standard deviation is 0, the sums are returned unchanged.
     """
     spacing = lattice_spacing(*noise)
     wide = widen(sums)
@@ -489,10 +489,11 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
 
 
 def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:
-    """Round x to multiples of q and add noise, f[...]; NaN where x is not finite.
+    """Round x to multiples of q and add noise, f[...].
 
-    The rounded x / q plus the noise is an integer below 2⁴¹, which int64 and float64
-    hold exactly. For |x| below 2⁴⁰ q, the rounding error of the division x / q is at
+    The result is NaN where x is not finite, unless q is 0. The rounded x / q plus the
+    noise is an integer below 2⁴¹ in absolute value, which int64 and float64 hold
+    exactly. For |x| below 2⁴⁰ q, the rounding error of the division x / q is at
     most 2⁻¹³.
 
     Args:

@@ -418,9 +418,8 @@ def momentum_variance(
     `update` returns the momentum m̂_t at step t. Each sequence in `Terms` has a tree of
     noisy sums. The result for a tree is the variance of the noise in a coordinate of
     m̂_t / (1 − β), if each node of this tree has noise of variance 1 and the other two
-    trees have no noise.
-    For other noise, multiply the result for each tree by the variance of the noise of
-    one node, and add the three products.
+    trees have no noise. For other noise, multiply the result for each tree by the
+    variance of the noise of one node, and add the three products.
 
     Args:
       num_steps: T, a whole number of epochs.

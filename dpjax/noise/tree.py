@@ -35,7 +35,7 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
       The intervals (first, last) from left to right.
 
     Raises:
-      ValueError: start is below 1, or end is below start.
+      ValueError: start or end is not an integer; start is below 1; end is below start.
 
     Reference: Tran and Cutkosky (2022), Algorithm 3.
 
