@@ -292,7 +292,7 @@ class _Evaluation(NamedTuple):
 def _estimate_noise(
     goal: _Goal, strategy: Toeplitz, start: Start, limit: float = math.inf
 ) -> tuple[Amplified, Start]:
-    """Estimate a strategy's noise multiplier for ε and its error in a workload.
+    """Estimate the noise multiplier that meets ε, and the error at this noise.
 
     The noise multiplier σ is an estimate: at this σ, log ε differs from its target by
     about 0.001 or less, unless the search ends early. The secant method solves for
