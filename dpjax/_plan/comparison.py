@@ -101,7 +101,9 @@ class Comparison(NamedTuple):
     def __repr__(self) -> str:
         """A table with a row for each mechanism, in the order of `candidates`.
 
-        The column "noise left" has the noise divided by the least noise of a plan.
+        The column "noise left" has the noise that a plan leaves, divided by the least
+        noise of all plans if the least noise is not 0. A mechanism without a plan has
+        "-" in this column.
         """
         header = ("noise left", "sampling", "noise", "multiplier", "batch (capacity)")
         cells: list[tuple[str, ...]] = [(*header, "needs")]
@@ -197,8 +199,12 @@ def _check_options(arguments: dict[str, Any]) -> tuple[tuple[str, ...], Workload
     """Check the `arguments` of `dpjax.plan`, and return the samplings and the workload.
 
     Returns:
-      The names of the samplings to compare, and the workload. Without the argument
-      `workload`, the workload is the identity.
+      The names of the samplings to compare, and the workload. If no workload is given
+      and all noise is independent, the returned workload is the identity.
+
+    Raises:
+      ValueError: an argument is missing, is out of range, or is not allowed in a
+        comparison.
     """
     numbers = {name: arguments[name] for name in ("epsilon", "num_steps", "batch_size")}
     sigma = arguments["noise_multiplier"]
@@ -269,9 +275,9 @@ def _tree(mechanism: Mechanism, workload: Workload, arguments: dict[str, Any]) -
     """Return the tree strategy that leaves the least noise in the workload's outputs.
 
     A tree strategy is the binary tree mechanism for momentum with a given decay. The
-    workload applies momentum to the gradient sums, and may then add up the results over
-    steps with another decay (`keep`). The function makes a tree strategy for each of
-    these decays, and compares the strategies at equal privacy.
+    decays of a workload are those of its momentum, and the decay with which it adds up
+    the results of the momentum over steps (`keep`). The function makes a tree strategy
+    for each decay, and compares the strategies at equal privacy.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
     # of the sum over steps: 1 for a plain sum, and 0 if the workload has no such sum.

@@ -1,6 +1,6 @@
 """The guarantee of a run, as a statement for a paper and as a record for a machine.
 
-The papers to cite for a run are BibTeX entries.
+The guarantee also lists the papers to cite for a run, as BibTeX entries.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """The examples of a batch, read from arrays or data sets and placed on devices.
 
-The CPU draws the positions of a batch's examples in the data set. So the draw of the
-next batch does not wait until the accelerator finishes a step, and a thread can read
-batches before their steps. On a mesh, all processes draw the same positions from the
-same key. Each process then reads only the examples of its own devices.
+In `batches`, the CPU draws the positions of a batch's examples in the data set. So the
+draw of the next batch does not wait until the accelerator finishes a step, and a thread
+can read batches before their steps. On a mesh, all processes draw the same positions
+from the same key. Each process then reads only the examples of its own devices.
 """
 
 import collections
@@ -59,7 +59,8 @@ class Examples(NamedTuple):
         Padding repeats the batch's last slot, with the mask False.
 
         Raises:
-          ValueError: size is not an integer of at least 1.
+          ValueError: when the first part is requested: size is not an integer of at
+            least 1.
         """
         size = validate.static_int("size", size, minimum=1)
         total = np.size(self.mask)
@@ -152,10 +153,10 @@ def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
     """Move a batch's examples to uniformly random slots, with padding in between.
 
     A slot is an index into the batch's arrays. The bound on the rounding of a float64
-    sum holds for two batches that differ in one slot only. Consider two data sets, one
-    of which has one example more. If k examples are in uniformly random slots, then any
-    k − 1 of these examples are also in uniformly random slots. So the batches of both
-    data sets have a coupling in which they differ in one slot only.
+    sum holds for two batches that differ in one slot only. If k examples are in
+    uniformly random slots, then any k − 1 of these examples are also in uniformly
+    random slots. So the batches of two data sets that differ in one example can be
+    coupled such that the batches differ in one slot only.
     """
     key = jax.random.fold_in(keys.stream(key, "order of slots"), step)
     # This permutation is exactly uniform. JAX's own permutation is not, since two of
@@ -236,8 +237,8 @@ def _shard_reader(
     The function reads only the examples of this process's devices.
 
     Args:
-      read: a function of the data set and of a `Batch` of positions. The function reads
-        the examples at these positions into arrays on the host.
+      read: a function of the data set and of a `Batch` of positions, which returns the
+        examples at these positions.
       sharding: the sharding of the batch's leading axis.
       size: the length of the leading axis.
 
@@ -287,9 +288,8 @@ def _shard_range(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
 def _read_items(data: Any, batch: Batch) -> Examples:
     """Read a batch from a data set with integer indexing, and stack its examples.
 
-    If the data set has `__getitems__`, one call of this method reads the batch.
-    Otherwise a call of `__getitem__` reads each example. Padding slots hold copies of
-    an example, so that all batches have the same shapes. The mask is False for padding.
+    Padding slots hold copies of an example, so that all batches have the same shapes.
+    The mask is False for padding.
     """
     mask = np.asarray(batch.mask)
     present = _get_items(data, np.asarray(batch.indices)[mask].tolist())
@@ -304,7 +304,10 @@ def _read_items(data: Any, batch: Batch) -> Examples:
 
 
 def _get_items(data: Any, positions: list[int]) -> list[Any]:
-    """The examples at positions, by one call of `__getitems__` if this method exists.
+    """Return the examples at the given positions of a data set.
+
+    If the data set has the method `__getitems__`, one call reads all examples. Without
+    this method, a call of `__getitem__` reads each example.
 
     Raises:
       ValueError: the data set does not return one example for each position.
