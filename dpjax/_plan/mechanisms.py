@@ -79,7 +79,7 @@ class Mechanism:
     def draw(
         self, batch_size: int, max_batch_size: int, step: ArrayLike, key: jax.Array
     ) -> sampling.Batch:
-        """Draw the positions of a step's examples, and the mask that marks padding."""
+        """Draw a step's batch: positions of examples, and a mask, False for padding."""
         raise NotImplementedError
 
     def event(self, run: RunParameters) -> events.Event:
@@ -145,10 +145,11 @@ class Poisson(Mechanism):
         )
 
     def step_event(self, part):
-        """Return a Poisson-sampled Gaussian step, with its capacity if it can overflow.
+        """Return a Poisson-sampled Gaussian step.
 
-        A step overflows if it draws more examples than the capacity, the maximum number
-        of examples in a batch.
+        The event of a step that may overflow includes the capacity, the maximum number
+        of examples in a batch. A step overflows if it draws more examples than the
+        capacity.
         """
         noise, rate = part.noise_multiplier, part.batch_size / self.num_examples
         # A batch never overflows if its capacity is the number of all examples.
@@ -330,7 +331,7 @@ class CyclicPoisson(Mechanism):
 
     @property
     def population(self) -> int:
-        """The number of examples in the largest of the groups of examples."""
+        """The number of examples in the largest group."""
         return -(-self.num_examples // self.groups)
 
     def check_strategy(self, shape, batch_size):

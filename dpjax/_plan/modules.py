@@ -54,8 +54,8 @@ def split(model: Any) -> Parts:
     """Split a model into trained parameters and other leaves.
 
     Raises:
-      ValueError: the model has no array of floats to train, or is a tree that contains
-        modules of flax.nnx.
+      ValueError: the model has no trained parameters, or is a tree that contains
+        modules of flax.nnx but is not a module itself.
     """
     if not is_module(model) and any(
         map(is_module, jax.tree.leaves(model, is_leaf=is_module))

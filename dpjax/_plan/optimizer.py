@@ -33,8 +33,8 @@ def optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Chain the step limit, the noise, the division by b, and the optimizer `inner`.
 
-    The chain transforms a sum of clipped gradients. The number b is the batch size of
-    the plan. `Plan.optimizer` describes the arguments.
+    The chain transforms a sum of clipped gradients. The number b is the expected batch
+    size of the step. `Plan.optimizer` describes the arguments.
     """
     validate.typed_key("key", key)
     strategy = plan.strategy
@@ -91,7 +91,8 @@ def _on_lattice(
 
     Args:
       plan: the numbers of the run.
-      sensitivity: the L2 sensitivity of a step's sum before rounding to the lattice.
+      sensitivity: the maximum L2 norm by which one example changes a step's sum, when
+        the example is added, before rounding to the lattice.
       top: the maximum of `factor` over all steps.
       key: one typed key for the run.
     """
@@ -341,7 +342,8 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
     Args:
       loss_and_grad: the function that `Plan.value_and_grad` returns, with or without
         `jax.jit`. All parts have the same size, so that jit compiles only once.
-      size: the number of examples in a part. The device gets one part at a time.
+      size: the number of slots in a part, for examples and padding. The device gets one
+        part at a time.
 
     Returns:
       `fn(model, examples, *others)`, which cannot be jitted. The results of fn are the

@@ -132,7 +132,8 @@ def _schedule_values(name: str, schedule: Schedule, num_steps: int) -> np.ndarra
     """The values of a schedule, f64[num_steps].
 
     Raises:
-      ValueError: the schedule does not give one number from 2⁻²⁰ to 2²⁰ for each step.
+      ValueError: the schedule is not a function, or does not give one number from 2⁻²⁰
+        to 2²⁰ for each step.
     """
     if not callable(schedule):
         raise ValueError(f"{name} must be a function of the step; got {schedule!r}.")
@@ -156,8 +157,8 @@ class QuantileClip(NamedTuple):
     Every step counts the gradients whose norms are at most the clip norm C, and adds
     noise to the count. The noisy count gives an estimate p of the share of these
     gradients. The step then updates C by C ← C exp(−η (p − quantile)). The sum of
-    gradients gets slightly more noise than without the count, so that the sum and the
-    count together have the privacy cost that the plan states.
+    gradients gets more noise than without the count (less than 1 % more by default), so
+    that the sum and the count together have the privacy cost that the plan states.
 
     Attributes:
       initial: the first step's clip norm, from 2⁻⁶⁰ to 2⁶⁰.

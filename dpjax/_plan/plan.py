@@ -31,16 +31,17 @@ class Plan(RunParameters):
 
     Attributes:
       num_examples: n, the size of the data set.
-      batch_size: b, the expected number of examples in a step, with two exceptions. For
+      batch_size: b, the expected number of examples in a step, with three exceptions.
+        With a batch schedule, the segments in `schedule` state the expected number. For
         "fixed" and "reshuffled" sampling, b is the size of every batch except the last
         batch of an epoch, which may be smaller. For "random_bins" and "fresh_bins"
-        sampling, the expected number of examples in a step is n / ⌈n / b⌉. In both
-        exceptions, an epoch has ⌈n / b⌉ steps.
+        sampling, the expected number of examples in a step is n / ⌈n / b⌉. For these
+        four samplings, an epoch has ⌈n / b⌉ steps.
       num_steps: T, the step limit. The optimizer refuses steps after the first T.
       noise_multiplier: σ, the noise's standard deviation divided by the clip norm. For
         correlated noise C⁻¹z, σ refers to z. If quantile is not None, a step also
-        releases a noisy count of the gradients that are at most as long as the clip
-        norm. The sum and this count together cost as much as a sum alone with noise
+        releases a noisy count of the gradients whose norms are at most the clip norm.
+        The sum and this count together cost as much as a sum alone with noise
         multiplier σ.
       clip_norm: the bound C on the L2 norm of one example's gradient.
       max_batch_size: the capacity, the maximum number of examples in a batch.
@@ -120,7 +121,9 @@ class Plan(RunParameters):
 
         Raises:
           ValueError: data has another unit or another number of examples than the
-            plan; an array has masked entries; step is out of range, as for `batch`.
+            plan; an array has masked entries; an array of another library than NumPy
+            and JAX holds neither numbers nor booleans; step is out of range, as for
+            `batch`.
         """
         loader.check(data, self)
         examples = loader.take_examples(users.by_position(data), self.batch(step, key))
@@ -163,9 +166,12 @@ class Plan(RunParameters):
           CPU. The same key gives the same batches.
 
         Raises:
-          ValueError: data has another unit or another number of examples than the
-            plan; an array has masked entries; key is not a typed key; start is out of
-            range; sharding does not divide the axis m into equal shards.
+          ValueError: data is neither a tree of arrays nor a data set object; data has
+            another unit or another number of examples than the plan; an array has
+            masked entries; an array of another library than NumPy and JAX holds neither
+            numbers nor booleans; key is not a typed key; start or prefetch is out of
+            range; sharding does not divide the axis m into equal shards. During the
+            iteration: `__getitems__` does not return one example for each position.
         """
         return loader.batches(self, data, key, start, sharding, prefetch)
 
@@ -299,7 +305,10 @@ class Plan(RunParameters):
           ValueError: key is not a typed key; the plan's strategy does not support
             buffer="regenerate". At init and update: a part of the tree is masked, as by
             `optax.masked` around this optimizer (put the mask into inner instead). At
-            update: further arguments, such as value=, are given.
+            init, with arithmetic="discrete": the steps and parameters need more random
+            numbers than the guarantee allows. At update: further arguments, such as
+            value=, are given; the plan has a `QuantileClip`, and the updates are not a
+            `Bounded`.
 
         Privacy: the updates of all steps, together with any function of these updates,
         have the plan's `guarantee`. The state of the optimizer holds the key, and is as

@@ -32,9 +32,11 @@ class Recipe:
       batch_size: the number of examples in a step, which is the number of all examples.
       num_steps: the number of steps.
       clip_norm: the bound on the L2 norm of the gradient of one example.
-      learning_rate: η, the learning rate of the first step. Later rates fall to 0.
-      mean_share: the share of the privacy budget for a private mean of the features,
-        as a share of μ² of Gaussian differential privacy; 0 if no mean is computed.
+      learning_rate: η, the learning rate of the first step. The learning rate falls
+        linearly, and would be 0 in the step after the last step.
+      mean_share: the share of the privacy budget that a private mean of the features
+        costs, in units of μ², where μ is the budget's GDP parameter; 0 if no mean is
+        computed.
       mean_noise_multiplier: the argument noise_multiplier of `statistics.mean` at which
         the mean costs mean_share; infinity if no mean is computed.
       intercept: the constant that is appended to the features of each example, after
