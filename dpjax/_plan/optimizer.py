@@ -91,8 +91,8 @@ def _on_lattice(
 
     Args:
       plan: the numbers of the run.
-      sensitivity: the maximum L2 norm by which one example changes a step's sum, when
-        the example is added, before rounding to the lattice.
+      sensitivity: the maximum L2 distance by which adding one example moves a step's
+        sum, before rounding to the lattice.
       top: the maximum of `factor` over all steps.
       key: one typed key for the run.
     """

@@ -171,7 +171,7 @@ class Plan(RunParameters):
             masked entries; an array of another library than NumPy and JAX holds neither
             numbers nor booleans; key is not a typed key; start or prefetch is out of
             range; sharding does not divide the axis m into equal shards. During the
-            iteration: `__getitems__` does not return one example for each position.
+            iteration: data does not return one example for each position.
         """
         return loader.batches(self, data, key, start, sharding, prefetch)
 

@@ -35,7 +35,7 @@ class Recipe:
       learning_rate: η, the learning rate of the first step. The learning rate falls
         linearly, and would be 0 in the step after the last step.
       mean_share: the share of the privacy budget that a private mean of the features
-        costs, in units of μ², where μ is the budget's GDP parameter; 0 if no mean is
+        costs, measured in μ² of Gaussian differential privacy; 0 if no mean is
         computed.
       mean_noise_multiplier: the argument noise_multiplier of `statistics.mean` at which
         the mean costs mean_share; infinity if no mean is computed.

@@ -106,8 +106,9 @@ def plan(
         capacities of at least b plus three standard deviations of the batch size, where
         a standard deviation below 1 counts as 1. The maximum is n, or for cyclic
         Poisson samples the size of the largest group. For bins, the search finds the
-        smallest of these capacities. For Poisson samples, the search may return a
-        larger capacity, because the search only predicts the cost of most capacities.
+        smallest of these capacities at which overflow costs at most the rest of δ. For
+        Poisson samples, the search may return a larger capacity, because the search
+        only predicts the cost of most capacities.
       noise_schedule: a function of a step's number, like an optax schedule. The
         function returns the step's noise multiplier in units of noise_multiplier, from
         2⁻²⁰ to 2²⁰. If there are more than eight distinct values, they are rounded up
@@ -129,7 +130,9 @@ def plan(
         noise. Each step has one group, and each example of this group takes part
         independently with the same probability. "auto" compares all samplings, and a
         tuple compares the samplings in the tuple. With "auto" or a tuple, the plan has
-        the sampling that leaves the least noise in the outputs of the workload.
+        the sampling that leaves the least noise in the outputs of the workload. If
+        noise is "independent", the workload may be None, because the choice is the same
+        for all workloads.
       noise: "independent": new noise in every step. "correlated": each step cancels
         some of the noise of earlier steps; for all samplings but "poisson" and
         "fixed_size". Correlated noise needs num_steps, batch_size, and either a
@@ -468,18 +471,16 @@ def _search_capacity(solved: RunParameters, delta: float) -> int:
 
     Let b be the largest expected batch size of any step, and s the standard deviation
     of the size of this batch, but at least 1. The search considers only n and
-    capacities of at least b + 3 s. A capacity below b may also suffice, since a step on
-    few of many examples costs little privacy. But many of the drawn examples would then
-    not take part.
+    capacities of at least b + 3 s.
 
-    For bins, the probability of an overflow determines whether a capacity suffices, and
-    bisection finds the smallest sufficient capacity. For Poisson samples, overflow
-    increases ε about in proportion to the probability that a step draws at least the
-    capacity from all examples but one. So each evaluation of ε predicts the smallest
-    sufficient capacity. After eight evaluations, the search bisects instead. The search
-    returns a sufficient capacity as soon as the next smaller capacity is predicted to
-    cost clearly too much. So if the prediction is wrong, a smaller capacity than the
-    result may suffice.
+    For bins, bisection finds the smallest of these capacities that suffices.
+
+    For Poisson samples, let P(c) be the probability that a step draws at least c of all
+    examples but one. At capacity c, overflow increases ε about in proportion to P(c).
+    So each evaluation of ε predicts the smallest capacity that suffices. After eight
+    evaluations, the search bisects instead. The search ends at a capacity that suffices
+    if the next smaller capacity is predicted to cost clearly too much. If the
+    prediction is wrong, a smaller capacity may suffice.
 
     Args:
       solved: the run without overflow. Here max_batch_size is n, the number of examples

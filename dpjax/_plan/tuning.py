@@ -92,16 +92,18 @@ def tune(
       chunk_size: the number of runs that one `jax.vmap` computes together; None for
         runs one after another. With chunks, settings must be a pytree of arrays, and
         JAX must be able to trace train and score.
-      checkpoint: a file in which `tune` saves the search after each run or chunk; None
-        saves nothing. The same call with an existing file resumes the search. The file
-        is as secret as the data, since it reveals the number of runs.
+      checkpoint: a file in which `tune` saves the search after each run or chunk except
+        the last; None saves nothing. The same call with an existing file resumes the
+        search. The file is as secret as the data, since it reveals the number of runs.
 
     Returns:
       A `Tuned`.
 
     Raises:
-      ValueError: an argument is out of range; the file of checkpoint belongs to another
-        search, or has outputs of other shapes than train returns.
+      ValueError: an argument is out of range; the file of checkpoint is from a search
+        with another key, event, repetitions or number of settings, or has outputs of
+        other shapes than train returns. Other changes of settings, train and score are
+        not noticed.
 
     Privacy: the setting, output and score of the best run together are
     (epsilon, delta)-DP under the adjacency for which event holds, on two conditions.
@@ -258,11 +260,11 @@ def _read_checkpoint(
       digest: the hash that identifies the search.
 
     Returns:
-      The number of completed runs, the best run with None as its output, and the leaves
-      of this output.
+      The number of completed runs, the best run without its output (None), and the
+      leaves of the best run's output.
 
     Raises:
-      ValueError: the file belongs to another search.
+      ValueError: the file belongs to a search with another hash.
     """
     with np.load(path, allow_pickle=False) as file:
         if str(file["search"]) != digest:

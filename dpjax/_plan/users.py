@@ -139,8 +139,9 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
 
     Raises:
       ValueError: data is not a tree of arrays; users and data differ in length, or have
-        no examples; an object in users is NaN; an array has masked entries;
-        max_examples is not an integer of at least 1.
+        no examples; an object in users is or contains NaN; an array has masked entries;
+        an array of another library than NumPy and JAX, in data, holds neither numbers
+        nor booleans; max_examples is not an integer of at least 1.
 
     Privacy: the choice of a user's retained examples depends on the examples of this
     user alone. The guarantee assumes that the number of users is public. The data set
@@ -185,7 +186,8 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
 def _convert_users(users: Any) -> np.ndarray:
     """Convert the argument `users` of `by_user` to an array [n].
 
-    If the users are tuples, the result is an array of Python objects.
+    If `users` is a list of tuples or a structured array, the result is an array of
+    tuples, with dtype object.
 
     Raises:
       ValueError: users has masked entries.

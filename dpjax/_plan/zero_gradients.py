@@ -1,4 +1,4 @@
-"""Proofs that outputs of a jaxpr are zero for all finite inputs, from its equations.
+"""Proofs that outputs of a jaxpr are zero if all arrays are finite.
 
 If a loss is called on one example at a time, some gradients may be zero for all
 examples. For instance, in a batch of one example x, both x − mean(x) and the
@@ -70,10 +70,10 @@ _ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice
 
 
 def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
-    """Tell for each output of a jaxpr whether it is zero for all finite inputs.
+    """Tell for each output of a jaxpr whether it is proven to be zero.
 
-    True means that the output is proven to be zero. False means only that this module
-    does not prove that the output is zero.
+    True means that the output is zero for all inputs for which every intermediate array
+    is finite. False means only that this module does not prove that the output is zero.
     """
     evaluator = _Evaluator()
     inputs = [evaluator.new() for _ in closed.in_avals]
@@ -163,8 +163,10 @@ class _Evaluator:
     def _result_terms(self, eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> list[Term]:
         """Give names to the outputs of an equation, and return the outputs' terms.
 
-        A name stands for the operation with its inputs. So if two equations apply the
-        same operation to the same inputs, their outputs have the same names.
+        A name stands for the operation with its parameters and inputs. So if two
+        equations apply the same operation to the same inputs, their outputs have the
+        same names. But an equation whose parameters are not hashable shares no name
+        with another equation.
         """
         name, sign = eqn.primitive.name, 1
         if name in _ODD:
@@ -264,7 +266,7 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
     Args:
       name: the name of the primitive.
       x: the symbolic value of the first array.
-      y: the symbolic value of the second array. At least one array is unknown.
+      y: the symbolic value of the second array.
 
     Returns:
       The symbolic value of the result; None if no simplification applies.
