@@ -16,7 +16,7 @@ once, and makes the sampler, the gradient, the optimizer and the guarantee.
    batch of random size. `comparison` chooses how examples are drawn and how the noise
    is correlated, if the caller allows several ways.
 4. `loader` reads the examples of a batch from arrays, files and data sets on the host.
-   `users` groups examples if one person has several of them.
+   `users` groups examples if one person has several examples.
 5. `loss` transforms the caller's loss into a sum of clipped gradients. `modules` splits
    a model into trained parameters and other leaves. `zero_gradients` finds parameters
    that the loss does not train.

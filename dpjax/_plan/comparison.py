@@ -275,9 +275,10 @@ def _tree(mechanism: Mechanism, workload: Workload, arguments: dict[str, Any]) -
     """Return the tree strategy that leaves the least noise in the workload's outputs.
 
     A tree strategy is the binary tree mechanism for momentum with a given decay. The
-    decays of a workload are those of its momentum, and the decay with which it adds up
-    the results of the momentum over steps (`keep`). The function makes a tree strategy
-    for each decay, and compares the strategies at equal privacy.
+    workload applies momentum to the gradient sums, and may then add up the results over
+    steps with another decay (`keep`). The function makes a tree strategy for each decay
+    of the momentum and for the decay of the sum over steps, and compares the strategies
+    at equal privacy.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
     # of the sum over steps: 1 for a plain sum, and 0 if the workload has no such sum.

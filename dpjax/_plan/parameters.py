@@ -157,8 +157,9 @@ class QuantileClip(NamedTuple):
     Every step counts the gradients whose norms are at most the clip norm C, and adds
     noise to the count. The noisy count gives an estimate p of the share of these
     gradients. The step then updates C by C ← C exp(−η (p − quantile)). The sum of
-    gradients gets more noise than without the count (less than 1 % more by default), so
-    that the sum and the count together have the privacy cost that the plan states.
+    gradients gets more noise than without the count, by default less than 1 % more.
+    With this noise, the sum and the count together have the privacy cost that the plan
+    states.
 
     Attributes:
       initial: the first step's clip norm, from 2⁻⁶⁰ to 2⁶⁰.

@@ -234,8 +234,9 @@ class Plan(RunParameters):
         quantile, the sum in grads has L2 sensitivity 1, and the count has sensitivity
         1/2. Under REPLACE, these numbers are doubled. value and aux are not private.
         Random keys that are passed to the loss (for dropout) must be secret and new in
-        every step. An example's key is derived from its position in the batch, and
-        adding or removing one example changes the positions of other examples.
+        every step. The reason is that an example's key is derived from its position in
+        the batch, and that adding or removing one example changes the positions of
+        other examples.
         """
         options = loss.Options(has_aux, batched, engine, microbatch_size)
         return loss.value_and_grad(loss_fn, self, options)

@@ -111,8 +111,8 @@ def plan(
         only predicts the cost of most capacities.
       noise_schedule: a function of a step's number, like an optax schedule. The
         function returns the step's noise multiplier in units of noise_multiplier, from
-        2⁻²⁰ to 2²⁰. If there are more than eight distinct values, they are rounded up
-        to eight values, and the run uses the rounded values. A plan with a schedule
+        2⁻²⁰ to 2²⁰. If a schedule has more than eight distinct values, all values are
+        rounded up to eight levels, and the run uses the levels. A plan with a schedule
         needs num_steps, batch_size, "independent" noise, and the sampling "poisson",
         "fixed_size", "fixed" or "reshuffled".
       clip_schedule: a schedule of the clip norm in units of clip_norm, rounded as

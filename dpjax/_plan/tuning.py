@@ -4,8 +4,8 @@ All runs of a search read the data. `tune` draws the number of runs and the sett
 each run independently of the data, and releases only the best run. So the guarantee of
 `accounting.selection` holds. This guarantee assumes that all runs with the largest
 score have the same probability of being chosen as the best run. `tune` chooses the
-first of these runs. Since all runs are independent and identically distributed, each of
-these runs has the same probability of being the first of these runs.
+first run with the largest score. The assumption holds, since the runs are independent
+and identically distributed.
 """
 
 import hashlib
@@ -102,8 +102,8 @@ def tune(
     Raises:
       ValueError: an argument is out of range; the file of checkpoint is from a search
         with another key, event, repetitions or number of settings, or has outputs of
-        other shapes than train returns. Other changes of settings, train and score are
-        not noticed.
+        other shapes than train returns. A change of train, of score, or of the values
+        in settings is not noticed.
 
     Privacy: the setting, output and score of the best run together are
     (epsilon, delta)-DP under the adjacency for which event holds, on two conditions.
