@@ -544,8 +544,8 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
     Returns:
       Scores f[s, n], the logarithms of the ratios. Pass scores[included] and
       scores[~included] to `auroc` or `true_positive_rate`. A score is 0 if fewer than
-      two other models were trained with the example, or fewer than two other models
-      were trained without the example. Since the scores depend on each other, no bound
+      two other models were trained on the example, or if fewer than two other models
+      were not trained on the example. Since the scores depend on each other, no bound
       for independent scores applies. `one_run_mu_lower` and `one_run_epsilon_lower`
       allow dependent scores: pass one model's row of the scores and the same row of
       `included`. This row of `included` must be independent of all other rows of

@@ -173,11 +173,10 @@ def _findings(
 ) -> Iterator[Finding]:
     """Change the batch in many ways, and yield a `Finding` for each change.
 
-    Without an example, the result may differ from the original result by at most
-    `claimed`. If an example is replaced, the result may differ by at most `claimed`
-    from the original result under REPLACE, and from the result without the example
-    under any other adjacency. Three kinds of changes must not move the result: other
-    values at masked positions, another order of the batch, and more masked positions.
+    If an example is replaced, the new result is compared with the original result under
+    REPLACE, and with the result without the example under any other adjacency. The
+    allowed distance is `claimed` plus a bound on rounding errors, or this bound alone
+    for a change that must not move the result.
     """
     size = len(jax.tree.leaves(data)[0])
     indices = np.unique(np.linspace(0, size - 1, min(size, _MAX_CHANGED)).astype(int))

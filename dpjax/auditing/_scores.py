@@ -362,7 +362,8 @@ def best_threshold(
       confidence: the confidence of the bound of `epsilon_at`, f[*b], in (0.5, 1).
 
     Returns:
-      The threshold, one of scores_out, f[*b].
+      The threshold, f[*b]: one of scores_out, rounded up to the dtype of the result. A
+      NaN in scores_out counts as inf.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
@@ -503,12 +504,13 @@ def gaussian_mu_lower(
     Returns:
       A lower bound on μ, f[*b], rounded down. Let q be the difference of the means of
       the two distributions of scores, divided by the standard deviation of these
-      distributions. The μ of the mechanism is at least q. In exact arithmetic, the
-      bound exceeds q with a probability of exactly 1 − confidence. The returned bound
-      is slightly lower, since it allows each score an error of two units in the last
-      place of the largest score. If all scores_in are equal and all scores_out are
-      equal, the bound is inf if scores_in exceed scores_out by more than these errors,
-      and 0 otherwise. If a score is NaN, the bound is 0.
+      distributions. The μ of the mechanism is at least q. In exact arithmetic, and for
+      q >= 0, the bound exceeds q with a probability of exactly 1 − confidence. The
+      returned bound is slightly lower, since it allows each score an error of two units
+      in the last place of the largest score, but never negative. If all scores_in are
+      equal and all scores_out are equal, the bound is inf if scores_in exceed
+      scores_out by more than these errors, and 0 otherwise. If a score is NaN, the
+      bound is 0.
 
     Raises:
       ValueError: an argument is out of range, or there are too few scores.
@@ -604,9 +606,9 @@ def true_positive_rate(
     Returns:
       The share of scores_in above t, f[*b], where t is the lowest threshold such that
       the share of scores_out above t is at most false_positive_rate. A NaN in scores_in
-      counts as below t, and a NaN in scores_out counts as above every other score.
-      `accounting.fdp.true_positive_rate` computes the maximum true-positive rate that a
-      guarantee allows.
+      counts as below t, and a NaN in scores_out counts as above every other score. If
+      false_positive_rate is 1, the result is 1. `accounting.fdp.true_positive_rate`
+      computes the maximum true-positive rate that a guarantee allows.
 
     Raises:
       ValueError: there are no scores, or the rate is out of range.

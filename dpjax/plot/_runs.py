@@ -46,8 +46,8 @@ def epsilon_by_step(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no plan, or an argument is not a plan; the number of labels
-        is not the number of plans; delta is out of range.
+      ValueError: no plan is given, or an argument is not a plan; the number of labels
+        is not the number of plans; or delta is out of range.
 
     Privacy: the ε after t steps is the ε of `plan.guarantee.at(t)`. If
     `plan.guarantee.mu` is a number, the function computes ε at up to 400 steps. Between
@@ -120,8 +120,8 @@ def compare(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no plan, or an argument is not a plan; the number of labels
-        is not the number of plans.
+      ValueError: plans is empty or contains another object than a plan; or the number
+        of labels is not the number of plans.
 
     Example:
       >>> import dpjax
@@ -269,7 +269,7 @@ def _choose_steps(plan: Plan) -> np.ndarray:
 
 
 def _format_number(value: float) -> str:
-    """Format a value with three significant digits, or as an integer from 100 up."""
+    """Format a value: an integer from 100 up, three significant digits below 100."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -352,8 +352,9 @@ def noise(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no shape; a shape is not finite, or is neither a matrix nor a
-        vector; the number of labels is not the number of shapes.
+      ValueError: no shape is given; a shape is neither a matrix nor a vector; a shape
+        is empty, or contains a NaN or an infinity; or the number of labels is not the
+        number of shapes.
 
     Example:
       >>> ax = noise(0.1 * 0.9 ** np.arange(200), labels=["momentum of 0.9"])
@@ -395,8 +396,9 @@ def spectrum(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no shape; a shape is not finite, is neither a matrix nor a
-        vector, or has a single step; the number of labels is not the number of shapes.
+      ValueError: no shape is given; a shape is neither a matrix nor a vector; a shape
+        is empty, or contains a NaN or an infinity; a shape has only one step; or the
+        number of labels is not the number of shapes.
 
     Example:
       >>> ax = spectrum(np.eye(8), labels=["independent noise"])
@@ -460,13 +462,12 @@ def _sparse_style(number: int, count: int) -> dict:
 def _check_shapes(
     shapes: Sequence[ArrayLike], labels: Sequence[str] | None
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Check linear maps of noise; return them in float64, and a label for each map.
-
-    The argument `shapes` has the maps, each a matrix or a vector.
+    """Check the shapes of a plot; return float64 arrays, and a label for each shape.
 
     Raises:
-      ValueError: there is no map; a map is empty, not finite, or neither a matrix nor a
-        vector; or the number of labels is not the number of maps.
+      ValueError: no shape is given; a shape is neither a matrix nor a vector; a shape
+        is empty, or contains a NaN or an infinity; or the number of labels is not the
+        number of shapes.
     """
     if not shapes:
         raise ValueError("shapes must contain at least one shape; got none.")

@@ -49,8 +49,9 @@ def tradeoff(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no guarantee, or an argument is not a guarantee; the number
-        of labels is not the number of guarantees; false_positive_rate is out of range.
+      ValueError: no guarantee is given, or an argument is not a guarantee; the number
+        of labels is not the number of guarantees; or false_positive_rate is out of
+        range.
 
     Privacy: no attack has error rates below the curve of a guarantee. The curves of
     Gaussian mechanisms and of pure differential privacy are exact. Every other curve is
@@ -207,7 +208,7 @@ def attack(
     false_positive_rate: float = 0.01,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw the error rates that an attack achieved, and those that guarantees allow.
+    """Draw the error rates that an attack achieved and that guarantees allow.
 
     Args:
       scores_in: the attack's scores with the example's participation, f[n]. Larger
@@ -230,7 +231,9 @@ def attack(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: an argument is out of range, or there are no scores.
+      ValueError: an argument is out of range; scores_in or scores_out is empty or not a
+        vector; an argument is not a guarantee; or the number of labels is not the
+        number of guarantees.
 
     Privacy: under the assumptions of `auditing.epsilon_lower` on the scores, the proven
     line bounds the mechanism's privacy loss from below with the given confidence.

@@ -3,18 +3,18 @@
 The arguments of a solver are a loss, initial parameters, data, hyperparameters, and the
 assumptions of the guarantee. The solver checks these arguments, calibrates its noise by
 the accountant, trains in one compiled program, and returns the parameters with their
-guarantee. The package contains, in the order of a run:
+guarantee. The package contains:
 
 1. `losses`: losses of linear scores, with the constants that an accountant needs.
    `prox`: proximal operators of convex terms and sets that depend on no data.
 2. The solvers. The guarantee of some solvers covers only the final parameters, and
-   assumes a convex or smooth loss: `objective_perturbation` (one draw of noise, in the
-   objective), `output_perturbation` (one draw of noise, after the last step),
-   `noisy_gd` (full batches), `noisy_cyclic_gd` (batches in a fixed or reshuffled order)
-   and `noisy_sgd` (random batches). The guarantee of the other solvers covers every
-   iterate, and holds for any loss: `random_round_sgd` (a random number of steps),
-   `dp_nsgd`, and `sensitivity_reduced_nsgd` (for gradients that change little in an
-   epoch).
+   assumes a convex or smooth loss: `objective_perturbation` (noise in the objective,
+   and far less noise in the result), `output_perturbation` (one draw of noise, after
+   the last step), `noisy_gd` (full batches), `noisy_cyclic_gd` (batches in a fixed or
+   reshuffled order) and `noisy_sgd` (random batches). The guarantee of the other
+   solvers covers every iterate, and holds for any loss: `random_round_sgd` (a random
+   number of steps), `dp_nsgd`, and `sensitivity_reduced_nsgd` (for gradients that
+   change little in an epoch).
 3. Functions that choose hyperparameters before training: `choose_regularization` for
    `objective_perturbation`, and `choose_num_steps` for `output_perturbation`.
 4. The results: `Result`, whose `Curve` has the loss of every step, and `Guarantee`,

@@ -26,7 +26,8 @@ class Data(NamedTuple):
 
     Attributes:
       examples: the data; `mask_nonfinite` replaces non-finite examples by zeros.
-      finite: bool[n], False for non-finite examples and for padding.
+      finite: bool[n], False for padding and for the examples that `mask_nonfinite`
+        replaced by zeros.
     """
 
     examples: Tree
@@ -109,8 +110,8 @@ def assume_every_step(batches: Batches) -> tuple[str, ...]:
 def assume_last_iterate(assumption: str, setting: Setting) -> tuple[str, ...]:
     """State the assumptions of a guarantee that covers only the last iterate.
 
-    The argument `assumption` is one more assumption, in words. The result states that
-    the bounds in `setting` are true.
+    The result begins with `assumption`, a sentence. With a finite diameter or strong
+    convexity in the setting, the result contains further assumptions.
     """
     more: tuple[str, ...] = ()
     if has_bounded_set(setting):
@@ -228,7 +229,7 @@ def check_noise(
 
 
 def check_target(epsilon: float, delta: float) -> Target:
-    """Return the target (ε, δ), or raise unless ε > 0 and δ is in (0, 1)."""
+    """Return the target; raise a ValueError unless ε > 0 and δ is in (0, 1)."""
     validate.positive("epsilon", epsilon)
     validate.open_unit("delta", delta)
     return Target(float(epsilon), float(delta))
@@ -243,10 +244,10 @@ def check_last_iterate(
       The number of examples.
 
     Raises:
-      ValueError: an assumption is missing or unknown; the adjacency is ADD_REMOVE; a
-        number of the setting other than step_size is not a single number; the diameter
-        is finite but prox is None; or strong_convexity is above 0 but the data contain
-        a NaN or an infinity.
+      ValueError: an assumption is missing or unknown; the data or the key are invalid;
+        the adjacency is ADD_REMOVE; an assumption other than step_size is an array with
+        axes; the diameter is finite but prox is None; or strong_convexity is above 0
+        but the data contain a NaN or an infinity.
     """
     _setting.check_names(setting)
     num_examples = check_examples(loss_fn, data, key)

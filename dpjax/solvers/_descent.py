@@ -69,16 +69,18 @@ class Result(NamedTuple, Generic[Params, Noise]):
       params: the trained parameters, shaped like the initial parameters.
       curve: a `Curve`, which the guarantee does not cover.
       guarantee: a `Guarantee`, which names the released values that it covers.
-      num_steps: T, the number of steps of the run. T may be released.
+      num_steps: T, the number of steps of the run, or 1 for `objective_perturbation`. T
+        may be released.
       noise_multiplier: the standard deviation of the noise in a sum of gradients (for
         `dp_nsgd`, of the independent draws from which this noise is computed), divided
         by the bound on one example's gradient, f[], or f[T] for a schedule.
-        `sensitivity_reduced_nsgd` returns three numbers f[] with the names anchor,
-        change and drift, one for each of three trees: the standard deviation of the
-        tree's noise, divided by the bound on one example's term in the tree; inf for a
-        tree that is not used. `output_perturbation` returns scale / sensitivity.
-      sensitivity: for `output_perturbation`, the maximum distance by which one example
-        can move the last iterate, including rounding. None for other solvers.
+        `objective_perturbation` returns scale divided by this bound, and
+        `output_perturbation` returns scale / sensitivity. `sensitivity_reduced_nsgd`
+        returns three numbers f[] with the names anchor, change and drift, one for each
+        of three trees: the standard deviation of the tree's noise, divided by the bound
+        on one example's term in the tree; inf for a tree that is not used.
+      sensitivity: for `output_perturbation`, a bound on the distance by which one
+        example can move the last iterate, including rounding. None for other solvers.
       scale: for `output_perturbation` with δ > 0, the standard deviation of each
         coordinate of the noise; with δ = 0, the number s for which the density of the
         noise z is proportional to e^{−‖z‖₂/s}. For `objective_perturbation`, the
@@ -105,9 +107,9 @@ def gradient_sum(
 ) -> tuple[Tree, jax.Array, jax.Array]:
     """Return a batch's sum of gradients, mean loss and number of used examples.
 
-    The function clips each gradient unless clip_norm is None. The function does not use
-    the examples that `data.finite` masks, or, with clipping, the examples with a
-    non-finite gradient. The mean is over the used examples with a finite loss.
+    The function clips each gradient unless clip_norm is None. The used examples are the
+    examples for which `data.finite` is True. With clipping, examples with a non-finite
+    gradient are not used either. The mean is over the used examples with a finite loss.
     """
     examples, mask = data
     if clip_norm is None:

@@ -133,7 +133,7 @@ def dp_nsgd(
       delta: the target δ, in (0, 1).
       adjacency: `ZERO_OUT` or `REPLACE`.
       order: "fixed" for the data's order in every epoch, or "reshuffled" for a new
-        random order in each epoch. A reshuffled order needs more noise.
+        random order in each epoch. A reshuffled order never needs less noise.
       num_epochs: E, at least 1.
       batch_size: b, at least 1. An epoch has n_b = ⌈n / b⌉ steps.
       learning_rate: the length of a step, a number or an optax schedule. A step is

@@ -44,7 +44,7 @@ class _Args(NamedTuple, Generic[Params]):
 
 
 class _Run(NamedTuple):
-    """The numbers of a run of noisy descent that its accountant needs.
+    """The numbers of a run of noisy descent that an accountant needs.
 
     Attributes:
       batches: how batches are formed.
@@ -160,8 +160,8 @@ def _noisy_descent(
 ) -> Result[Params, jax.Array]:
     """Run noisy gradient descent, and return the last iterate and its guarantee.
 
-    For full batches, batch_size is None. With full batches or random batches, every
-    epoch has a single step.
+    With full batches or random batches, every epoch has a single step, so num_epochs is
+    the number of steps. For full batches, batch_size is None.
     """
     setting = args.setting
     num_examples = _checks.check_last_iterate(
@@ -258,7 +258,8 @@ def noisy_cyclic_gd(
         that the labels in data are valid.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity contributes zero, and curve.left_out counts it.
+        NaN or an infinity contributes zero, and curve.left_out counts it. If
+        strong_convexity is above 0, all examples must be finite.
       num_epochs: E, at least 1. An epoch has l = ⌈n / b⌉ steps.
       batch_size: b, from 1 to n. If strong_convexity is above 0, b must divide n.
       order: "fixed" for the data's order in every epoch, or "reshuffled" for a new
@@ -341,7 +342,8 @@ def noisy_gd(
       loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity contributes zero, and curve.left_out counts it.
+        NaN or an infinity contributes zero, and curve.left_out counts it. If
+        strong_convexity is above 0, all examples must be finite.
       num_steps: T, at least 1.
       key: one typed key, for the noise.
       noise_multiplier: the standard deviation of the noise in the sum of gradients,
@@ -413,7 +415,8 @@ def noisy_sgd(
       loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity contributes zero, and curve.left_out counts it.
+        NaN or an infinity contributes zero, and curve.left_out counts it. If
+        strong_convexity is above 0, all examples must be finite.
       num_steps: T, at least 1.
       batch_size: b, from 1 to n.
       key: one typed key, for the noise and the batches.

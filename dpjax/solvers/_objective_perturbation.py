@@ -172,8 +172,8 @@ def objective_perturbation(
     The objective is Σℓ_i(w)/n + (λ/2)‖w‖² + ⟨b, w⟩/n, where ℓ_i is the loss of example
     i and b is a draw of N(0, σ² I). The function finds the minimiser by Newton's method
     in float64, so you choose neither a step size nor a number of steps. Ill-conditioned
-    features only take more time. The function then adds Gaussian output noise, which
-    hides the distance between the computed and the exact minimiser.
+    features only make the search slower. The function then adds Gaussian output noise,
+    which hides the distance between the computed and the exact minimiser.
 
     Args:
       loss: a loss of `solvers.losses` with one linear score: `logistic` or `huber`. If
@@ -206,10 +206,10 @@ def objective_perturbation(
 
     Privacy: params, together with the releases that prior_mu accounts for, is (ε, δ)-DP
     under the adjacency, by `accounting.objective.delta`. The search is in float64, and
-    ends when the norm of the computed gradient is at most a bound on its rounding
-    error. Output noise hides the remaining distance from the minimiser. The μ of the
-    output noise is 2 % of `accounting.gdp.mu(epsilon, delta)`. The guarantee assumes
-    that the search converges on both data sets.
+    ends when the norm of the computed gradient is at most a bound on the gradient's
+    rounding error. Output noise hides the remaining distance from the minimiser. The μ
+    of the output noise is 2 % of `accounting.gdp.mu(epsilon, delta)`. The guarantee
+    assumes that the search converges on both data sets.
 
     Reference: Redberg, Koskela and Wang (2023), with the bound of
     `accounting.objective`; for inexact minima, Iyengar, Near, Song, Thakkar, Thakurta

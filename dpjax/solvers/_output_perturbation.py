@@ -137,7 +137,8 @@ def output_perturbation(
         (λ/2)‖x‖² is not part of the loss; the setting gives λ as regularization.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity contributes zero, and curve.left_out counts it.
+        NaN or an infinity contributes zero, and curve.left_out counts it. If
+        strong_convexity is above 0, all examples must be finite.
       epsilon: the target ε, positive.
       delta: the target δ, in [0, 1). For δ = 0 the noise has a Gamma-distributed norm
         and a uniform direction; for δ > 0 the noise is Gaussian.

@@ -140,7 +140,7 @@ def to_float32(values: Tree) -> Any:
 
 
 def executed_setting(setting: Setting) -> Setting:
-    """Round the step size, gradient norm and regularisation of a setting to float32."""
+    """Round step size and regularisation down, and gradient norm up, to float32."""
     return {
         **setting,
         # Rounding down preserves an upper limit on step sizes.

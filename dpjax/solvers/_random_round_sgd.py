@@ -54,8 +54,8 @@ def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray
 def thresholds(probabilities: np.ndarray) -> np.ndarray:
     """The cumulative probabilities P(R <= k) in units of 2⁻³², rounded down, u64[N].
 
-    R is at most k if a uniform 32-bit number is below the kth threshold, for k from 1
-    to N.
+    The last threshold is exactly 2³². `random_round_sgd` draws a uniform 32-bit number,
+    and R is the rank of the first threshold that exceeds this number.
     """
     cumulative = np.cumsum(probabilities) / np.sum(probabilities)
     edges = np.floor(cumulative * 2.0**32).astype(np.uint64)
@@ -155,8 +155,8 @@ def random_round_sgd(
       batch_size: b, from 1 to n. Zhang et al. (2017) use b = 1.
       step_size: η_k, positive and below 2 / smoothness. A number, an optax schedule or
         f[N].
-      smoothness: β, which determines the distribution of R. The guarantee does not
-        assume that the loss has this smoothness.
+      smoothness: β, positive, which determines the distribution of R. The guarantee
+        does not assume that the loss has this smoothness.
       clip_norm: the bound C on a per-example gradient's L2 norm, positive.
       key: one typed key, for R, the batches and the noise.
       microbatch_size: as for `clipped_grad`.

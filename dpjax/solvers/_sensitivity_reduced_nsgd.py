@@ -64,7 +64,7 @@ def allot_noise(
       variance: V for each tree.
 
     Returns:
-      `Terms` of the noise multipliers s; inf for a tree that is never used.
+      `Terms` of the noise multipliers s; inf for a tree with A = 0 or V = 0.
 
     Example:
       >>> from dpjax.accounting.tree import reduced_momentum_mu
@@ -244,7 +244,7 @@ def sensitivity_reduced_nsgd(
       adjacency: `ZERO_OUT` or `REPLACE`.
       num_epochs: E, at least 1. All epochs use the data's own order.
       batch_size: b, at least 1. An epoch has n = ⌈N / b⌉ steps.
-      learning_rate: the length of a step, a number or an optax schedule.
+      learning_rate: the length of a step, a positive number or an optax schedule.
       decay: the momentum coefficient β, in [0, 1).
       refresh: γ, in [0, 1]. Before step 2n, counted from 1, the momentum uses the
         gradients at the anchor. From step 2n on, the momentum uses these gradients with
