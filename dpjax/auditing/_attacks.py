@@ -373,21 +373,21 @@ def linear_scores(outputs: Outputs) -> Outputs:
     """Compute scores for half of the runs, by a linear test fitted to the other half.
 
     Args:
-      outputs: the outputs of n independent runs with the canary, and of n independent
-        runs without it: two trees of arrays with a leading axis n, where n is at least
-        4.
+      outputs: the outputs of n independent runs with the canary, and of m independent
+        runs without the canary: two trees of arrays with leading axes n and m, each at
+        least 4.
 
     Returns:
-      `Outputs` with scores f[n − n // 2], for the runs to which the test was not
-      fitted. Given the fitted test, these scores are independent, whatever the
-      distribution of the outputs. `epsilon_lower` and `mu_lower` require independent
-      scores. The test is Fisher's discriminant with a regularized covariance. With the
-      true means and the true covariance, Fisher's discriminant is the best test for
-      Gaussian outputs with a common covariance.
+      `Outputs` with scores f[n − n // 2] and f[m − m // 2], for the runs to which the
+      test was not fitted. Given the fitted test, these scores are independent, whatever
+      the distribution of the outputs. `epsilon_lower` and `mu_lower` require
+      independent scores. The test is Fisher's discriminant with a regularized
+      covariance. With the true means and the true covariance, Fisher's discriminant is
+      the best test for Gaussian outputs with a common covariance.
 
     Raises:
       ValueError: there are fewer than 4 runs with the canary, or fewer than 4 runs
-        without it.
+        without the canary.
 
     Example:
       >>> import jax

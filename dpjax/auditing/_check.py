@@ -38,7 +38,7 @@ class Finding(NamedTuple):
     Attributes:
       change: a description of the change.
       distance: the L2 distance between the function's results without and with the
-        change.
+        change; inf if an entry of the difference is not finite.
       allowed: the maximum allowed distance, including rounding errors.
       example: the index in the batch of the changed example. For a change of the order
         or of the number of masked positions, this index has no meaning.
@@ -119,7 +119,7 @@ def check(
 
     Raises:
       ValueError: sensitivity is not positive, the batch has fewer than 2 examples, or
-        the leaves of data have leading axes of different lengths.
+        the leaves of data do not share a leading axis.
 
     Privacy: `check` compares some pairs of neighbouring batches, and therefore bounds
     the sensitivity from below. A passed check is no proof of privacy, and says nothing

@@ -83,9 +83,9 @@ def upper_bound(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Arra
 def choose_ranks(trials: int) -> np.ndarray:
     """Choose some of the ranks 1, ..., n of n = trials sorted scores, i[*].
 
-    For each chosen rank k, `band` uses the kth largest score. Neighbouring ranks differ
-    by at least 1, and by about half of the standard deviation √(k (1 − k/n)) of the
-    binomial distribution with n trials and success probability k/n.
+    For each chosen rank k, `band` uses the kth largest score. Neighbouring chosen ranks
+    differ by about half of √(k (1 − k/n)), and by at least 1. This root is the standard
+    deviation of the binomial distribution with n trials and success probability k/n.
     """
     # With few ranks, the union bound costs little. The bounds at two neighbouring ranks
     # differ little.
@@ -136,7 +136,7 @@ def _mu(rates: _Rates) -> jax.Array:
 def replace_nan_scores(
     scores_in: jax.Array, scores_out: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Replace each NaN by inf or −inf, so that the attack's guess is wrong."""
+    """Replace each NaN by a wrong guess: −inf in scores_in, and inf in scores_out."""
     return (
         jnp.where(jnp.isnan(scores_in), -jnp.inf, scores_in),
         jnp.where(jnp.isnan(scores_out), jnp.inf, scores_out),

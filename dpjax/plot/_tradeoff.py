@@ -280,7 +280,8 @@ def _line(
       rate: the false-positive rate at which the line has a marker.
 
     Returns:
-      A `Line` through the corners of a step function from (0, 1) to (1, 0).
+      A `Line` through the corners of a step function from (0, 1) to (1, 0). The label
+      has the name, and the true-positive rate at the marker, rounded down.
     """
     false_positive = np.asarray(false_positive)
     false_negative = np.asarray(false_negative)

@@ -177,7 +177,8 @@ def objective_perturbation(
 
     Args:
       loss: a loss of `solvers.losses` with one linear score: `logistic` or `huber`. If
-        you make a `losses.Loss` yourself, the guarantee assumes that its bounds hold.
+        you make a `losses.Loss` yourself, the guarantee assumes that the bounds that
+        you state in this loss are true.
       params: the initial parameters of the search, f[d]. Output noise hides their
         effect on the result.
       data: features f[n, d] and labels [n]. An example with a NaN or an infinity
@@ -200,9 +201,9 @@ def objective_perturbation(
       the norm of a gradient, and scale is σ.
 
     Raises:
-      ValueError: an argument is out of range; the loss has several scores; adjacency is
-        ADD_REMOVE; or no noise reaches ε, because λ is too small or prior_mu is too
-        large.
+      ValueError: an argument is out of range; loss is not a `losses.Loss` with one
+        linear score; adjacency is ADD_REMOVE; or no noise reaches ε, because λ is too
+        small or prior_mu is too large.
 
     Privacy: params, together with the releases that prior_mu accounts for, is (ε, δ)-DP
     under the adjacency, by `accounting.objective.delta`. The search is in float64, and

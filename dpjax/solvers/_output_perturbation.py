@@ -65,14 +65,14 @@ def choose_num_steps(
       dimension: d, the number of parameters.
       num_examples: n, the number of examples.
       **setting: the assumptions of the guarantee, as for `output_perturbation`. The
-        bound assumes a convex loss (weak_convexity 0). smoothness must be finite.
+        bound assumes a convex loss (weak_convexity 0) and a finite smoothness. The
+        function checks neither of these two conditions.
 
     Returns:
       T, at least 1 and at most a million.
 
     Raises:
-      ValueError: epsilon or radius is not positive, dimension is not an integer of at
-        least 1, delta is out of range, or an assumption fails.
+      ValueError: an argument is out of range, or an assumption fails.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Reference: Zhang, Zheng, Mou and Wang (2017). The proofs of Theorems 2 and 3 bound
@@ -159,10 +159,11 @@ def output_perturbation(
       and scale.
 
     Raises:
-      ValueError: an argument is out of range; an assumption fails; the sensitivity is
-        inf, for instance because smoothness is inf; the gradient of loss_fn casts
-        float64 numbers to fewer bits; or rounding in float64 could add more than a
-        twentieth to the sensitivity. The solver raises the error before any training.
+      ValueError: an argument is out of range; num_steps and radius are both None; an
+        assumption fails; the sensitivity is inf, for instance because smoothness is
+        inf; the gradient of loss_fn casts float64 numbers to fewer bits; or rounding in
+        float64 could add more than a twentieth to the sensitivity. The solver raises
+        the error before any training.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Privacy: params alone is (ε, δ)-DP under the adjacency. For δ > 0, params is μ-GDP;
