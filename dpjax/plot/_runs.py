@@ -120,8 +120,8 @@ def compare(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: plans is empty or contains another object than a plan; or the number
-        of labels is not the number of plans.
+      ValueError: plans is empty, or contains an object that is not a plan; or the
+        number of labels is not the number of plans.
 
     Example:
       >>> import dpjax

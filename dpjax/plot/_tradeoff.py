@@ -208,7 +208,7 @@ def attack(
     false_positive_rate: float = 0.01,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw the error rates that an attack achieved and that guarantees allow.
+    """Draw the error rates that an attack achieved, and rates that guarantees allow.
 
     Args:
       scores_in: the attack's scores with the example's participation, f[n]. Larger

@@ -110,8 +110,8 @@ def assume_every_step(batches: Batches) -> tuple[str, ...]:
 def assume_last_iterate(assumption: str, setting: Setting) -> tuple[str, ...]:
     """State the assumptions of a guarantee that covers only the last iterate.
 
-    The result begins with `assumption`, a sentence. With a finite diameter or strong
-    convexity in the setting, the result contains further assumptions.
+    The result begins with the text `assumption`. If the setting has a finite diameter
+    or a positive strong convexity, the result contains further assumptions.
     """
     more: tuple[str, ...] = ()
     if has_bounded_set(setting):
