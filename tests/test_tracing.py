@@ -412,8 +412,7 @@ def test_compiled_private_step_is_not_much_larger_than_the_plain_step():
         for fn in (jax.grad(mean), dpjax.clipped_grad(loss, 0.7))
     )
     assert 0 < private.count(" dot(") <= plain.count(" dot(")
-    # 4.5 times as many on JAX 0.12, and 5.03 times as many on JAX 0.10.2.
-    assert private.count(" = ") < 5.1 * plain.count(" = ")
+    assert private.count(" = ") < 5 * plain.count(" = ")
 
 
 @pytest.mark.slow

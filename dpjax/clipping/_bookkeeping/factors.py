@@ -193,42 +193,45 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     """An upper bound f[b] of the norm of Σ_t |a_t| ⊗ |d_t| / clip_norm.
 
     `factors` has the rows a_t and d_t of one example's gradient Σ_t a_t ⊗ d_t. The
-    result is infinite if the rows exceed the limit of `exceeds_limit`.
+    result is infinite or NaN if the rows exceed the limit of `mark_large`.
     """
-    ((left, right),) = _in_units_of_clip_norm([factors], clip_norm)
+    marked = mark_large(factors, clip_norm, False)
+    ((left, right),) = _in_units_of_clip_norm([marked], clip_norm)
     lengths = _with_lengths(left).lengths * _with_lengths(right).lengths
     if isinstance(left, OneHot):
         row_sum = table_bounds(left.position, right, lengths, 1).size
     else:
         row_sum = jnp.sum(lengths, axis=-1)
     row_sum *= 1 + margin(factors.rows + 4, lengths.dtype)
-    norm = jnp.sqrt(_sum_over_groups(jnp.square(row_sum)))
-    return jnp.where(exceeds_limit(factors, clip_norm, False), jnp.inf, norm)
+    return jnp.sqrt(_sum_over_groups(jnp.square(row_sum)))
 
 
-def exceeds_limit(factors: Factors, clip_norm: ArrayLike, swapped: bool) -> jax.Array:
-    """Whether activations are so large that underflows matter in a sum, bool[b].
+def mark_large(factors: Factors, clip_norm: ArrayLike, swapped: bool) -> Factors:
+    """Make right rows infinite where underflows could change a term of a clipped sum.
 
-    `factors` has activations as left rows and cotangents as right rows. XLA replaces
-    numbers below tiny = 2⁻¹²⁶ by zero, also entries of scaled cotangents. This changes
-    a sum of T outer products f[n, p] in each of g groups by at most tiny √(gnp) T times
-    the largest activation. The limit of this change is 2⁻³² clip_norm, which leaves
-    room for up to a thousand sites. XLA also replaces the reciprocal of a number above
-    1 / tiny by zero. So activations also have the limit 2¹⁰⁰. Cotangents have the limit
-    2¹⁰⁰ if they will be the left rows of `square_norm` (`swapped`). An activation whose
+    `factors` has activations as left rows and cotangents as right rows. The norm of
+    an example with an infinite entry is infinite or NaN, so that the example
+    contributes zero. XLA replaces numbers below tiny = 2⁻¹²⁶ by zero, also entries of
+    scaled cotangents. This changes a sum of T outer products f[n, p] in each of g
+    groups by at most tiny √(gnp) T times the largest activation. The limit of this
+    change is 2⁻³² clip_norm. Hence the changes at a thousand equations add up to less
+    than 2⁻²² clip_norm. XLA also replaces the reciprocal of a number above 1 / tiny by
+    zero. So activations also have the limit 2¹⁰⁰. Cotangents have the limit 2¹⁰⁰ if
+    they will be the left rows of `square_norm` (`swapped`). An activation whose
     cotangents are all zero has no limit.
     """
     left, right = factors
-    if isinstance(left, OneHot):  # the largest entry of a unit vector is 1
-        left = jnp.ones((*left.position.shape, 1), right.dtype)
-    dtype = jnp.result_type(left, right, jnp.float32)
-    area = max(math.sqrt(math.prod(left.shape[-3:]) * math.prod(right.shape[-2:])), 1)
+    # The largest entry of a unit vector is 1.
+    dense = jnp.ones_like(right[..., :1]) if isinstance(left, OneHot) else left
+    dtype = jnp.result_type(dense, right, jnp.float32)
+    area = max(math.sqrt(math.prod(dense.shape[-3:]) * math.prod(right.shape[-2:])), 1)
     limit = jnp.asarray(clip_norm, dtype) * (2.0**-32 / jnp.finfo(dtype).tiny / area)
-    is_large = _largest_entries(left.astype(dtype)) > jnp.minimum(limit, 2.0**100)
-    # If the right row is zero, the norm and the sum are 0, and there is no limit.
-    is_large &= jnp.any(right != 0, axis=-1, keepdims=True)
+    is_large = _largest_entries(dense.astype(dtype)) > jnp.minimum(limit, 2.0**100)
     is_large = is_large | (jnp.abs(right) > 2.0**100) if swapped else is_large
-    return jnp.any(is_large, axis=tuple(range(1, right.ndim)))
+    # Two factors above 1 / tiny make an entry infinite, but not a zero. A comparison of
+    # each entry with 0 would need memory for one more array.
+    factor = jnp.where(is_large, jnp.finfo(right.dtype).max, 1).astype(right.dtype)
+    return Factors(left, right * factor * factor)
 
 
 def _largest_entries(x: jax.Array) -> jax.Array:
@@ -246,7 +249,7 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
     is divided by its maximum absolute entry, and its right row is multiplied by this
     entry. So the squared norm of a row overflows, or underflows to zero, only if the
     squared norm of the outer product does. The entries of a left row must be at most
-    2¹⁰⁰, unless its right row is zero (`exceeds_limit`).
+    2¹⁰⁰, unless its right row is zero or has an infinite entry (`mark_large`).
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32

@@ -182,9 +182,9 @@ def row_squares(
     A root is an array that one or more equations of the component combine with the
     example. An equation may use the root with its axes in another order, with axes of
     size one added or removed, or in another dtype. The gradient is the sum of outer
-    products of rows of activations and cotangents. A bound is infinite if the rows
-    exceed the limit of `factors.exceeds_limit`. The list is empty if the component has
-    no roots, or if the rows of several equations cannot be combined.
+    products of rows of activations and cotangents. A bound is infinite or NaN if the
+    rows exceed the limit of `factors.mark_large`. The list is empty if the component
+    has no roots, or if the rows of several equations cannot be combined.
 
     Args:
       comparable: the component: parameter leaves, and the equations that use them.
@@ -193,17 +193,17 @@ def row_squares(
     """
     squares = []
     for root in match_sites(comparable.part) or ():
-        rows, exceeds = [], False
+        rows = []
         for k, site, swapped in root:
             record, cotangent = recorded.records[k], recorded.cotangents[k]
-            left, right = factors_of(Comparable(site), record, cotangent)
-            exceeds |= fac.exceeds_limit(fac.Factors(left, right), clip_norm, swapped)
+            factors = factors_of(Comparable(site), record, cotangent)
+            left, right = fac.mark_large(factors, clip_norm, swapped)
             # If a site uses the transposed matrix, its left and right rows are
             # exchanged, so that they can be added to those of the root's other sites.
             if swapped and not isinstance(left, fac.OneHot):
                 left, right = right, left
             rows.append(fac.Factors(left, right))
-        squares.append(jnp.where(exceeds, jnp.inf, fac.square_norm(rows, clip_norm)))
+        squares.append(fac.square_norm(rows, clip_norm))
     return squares
 
 
