@@ -94,7 +94,10 @@ class Mechanism:
         return events.Composed(tuple(steps))
 
     def step_event(self, part: RunParameters) -> events.Step:
-        """The privacy event of one step, for a part of a run with constant numbers."""
+        """The privacy event of one step of a part of a run.
+
+        In this part, the noise multiplier and the batch size are constant.
+        """
         raise NotImplementedError
 
     def describe(self, batch_size: str, max_batch_size: int) -> str:

@@ -520,11 +520,11 @@ def delta(pld: PLD, epsilon: ArrayLike) -> jax.Array:
 
     Returns:
       δ, f[*b], rounded up. For T steps with sampling rate q, the relative error is
-      about 1e-3 for δ from 1e-30 to T q / 10. The result is 1 for a traced ε below 0,
-      for a NaN, and if a number of an event is out of range.
+      about 1e-3 for δ from 1e-30 to T q / 10. The result is 1 for a traced ε that is
+      negative or NaN, and if a number of an event is NaN or out of range.
 
     Raises:
-      ValueError: a static ε is negative.
+      ValueError: a static ε is negative or NaN.
 
     Privacy: the errors of discretisation, truncation, aliasing and rounding only
     increase the result.

@@ -440,8 +440,8 @@ def clipped_grad(
         hold: no parameter is sharded along an explicit mesh axis, and the gradient of
         one example has no more entries than the activations and cotangents of this
         example that "ghost" stores at once. On a TPU, "auto" computes all norms from
-        per-example gradients. If "auto" is "ghost" on other devices, "auto" uses one
-        pass on a TPU, and does not retain rematerialisation.
+        per-example gradients. A program for which "auto" would be "ghost" on another
+        device takes one pass on a TPU, and does not retain rematerialisation.
       microbatch_size: the maximum number of examples to process at a time. Any size
         works with any b; the result is the same up to rounding.
       arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.

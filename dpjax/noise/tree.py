@@ -4,13 +4,13 @@ Steps are counted from 1. Each interval [(i − 1) 2^k + 1, i 2^k] is a node of 
 tree, with the level k and the number i. Each node (k, i) has independent noise ζ_{k,i}.
 COMPOSE(1, t) is the minimum set of nodes that together cover the steps 1..t. The set
 has one node for each bit k that is set in t: the node (k, t >> k), whose last step is
-t − (t mod 2^k). With the momentum coefficient β, the noise of the steps 1..t is
+t − (t mod 2^k). With the momentum coefficient β, the noise in the momentum at step t is
 
     N_t = Σ_{(k, i) in COMPOSE(1, t)} β^{t mod 2^k} ζ_{k,i}.
 
-Exactly one node of COMPOSE(1, t) has the last step t. So the strategy `strategies.tree`
-identifies a node by its last step, and `correlated_noise` draws the noise of one node
-in each step.
+Several nodes may have the last step t, but COMPOSE sets that begin at step 1 contain
+only the largest of these nodes. So the strategy `strategies.tree` identifies this node
+by its last step, and `correlated_noise` draws the noise of one node in each step.
 """
 
 import jax

@@ -130,8 +130,8 @@ def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
 def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     """An estimate of ε(δ), from a quadratic approximation of the log moments of Y.
 
-    Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
-    derivatives at each λ in the constant TILTS. The tilted loss has the density of Y
+    Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY}, and K′(λ) and
+    K″(λ), at each λ in the constant TILTS. The tilted loss has the density of Y
     times e^{λY − K(λ)}. For each λ, the function estimates log δ(m) at the mean m of
     the tilted loss. The approximation is around the λ at which this estimate is closest
     to log_delta. The result is at least 0 and at most `markov_epsilon`.
@@ -160,8 +160,8 @@ def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
     """An estimate of log δ(ε), from a quadratic approximation of the log moments of Y.
 
-    Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
-    derivatives at each λ in the constant TILTS. The tilted loss has the density of Y
+    Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY}, and K′(λ) and
+    K″(λ), at each λ in the constant TILTS. The tilted loss has the density of Y
     times e^{λY − K(λ)}. The approximation is around the λ at which the mean of the
     tilted loss is closest to ε, in standard deviations of the tilted loss. The result
     is at most 0, and at most the bound by Markov's inequality.

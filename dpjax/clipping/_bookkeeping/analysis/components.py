@@ -142,10 +142,11 @@ class Component(NamedTuple):
     ) -> Callable[..., list[jax.Array]]:
         """Make the function that computes the operands from the leaves.
 
-        Operands are the values computed from the leaves alone that meet the example.
+        An operand is computed without the example, and meets the example at a site.
 
         Args:
-          others: the values of the inputs of `path` that follow the leaves.
+          others: the values of the inputs of `path` that follow the leaves. These
+            values depend on no example, and are treated as constants.
           min_dtype: the dtype to which casts to narrower dtypes are widened; None to
             leave casts unchanged.
         """

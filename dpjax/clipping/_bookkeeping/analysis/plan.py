@@ -62,9 +62,10 @@ class Form(NamedTuple):
 class Plan(NamedTuple):
     """The analysis of a loss, or of a checkpointed block in a loss.
 
-    A site is an equation that combines an operand, a value computed from parameters
-    alone, with a value that depends on the example. A value is batch-invariant if it
-    depends on no example.
+    An operand is a value that is computed from parameters alone. A site is an equation
+    that combines an operand with a value that depends on the example. An equation with
+    several operands counts as one site for each operand. A value is batch-invariant if
+    it depends on no example.
 
     Attributes:
       scope: the loss's jaxpr and its sites.
