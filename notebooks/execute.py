@@ -40,7 +40,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 VERSION = re.compile(r"\b(dpjax|jax) \d+(?:\.\d+)+\w*")
 RELATIVE = 0.05  # for cells with the tag "trained"
 # These notebooks start first, so that no long notebook runs alone at the end.
-LONGEST = ("choosing", "lora", "quickstart", "resume")
+LONGEST = ("audit", "choosing", "lora", "quickstart", "resume")
 
 
 def execute(path):
