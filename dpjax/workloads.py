@@ -1,11 +1,14 @@
 """Workloads: the linear maps that optimizers apply to gradient sums, and to noise.
 
 A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. For example,
-the momentum is m_t = β m_{t−1} + (1 − β) g_t, and the parameters of SGD are sums of
-η_t m_t for learning rates η_t. The error of a strategy for a workload is the root mean
-square, over steps, of the workload's outputs if the inputs are the strategy's noise
-alone. `accounting.correlated.error` computes this error, and `strategies.optimize`
-searches for the strategy with the least error at the same privacy.
+the momentum is m_t = β m_{t−1} + (1 − β) g_t, and SGD subtracts the sum of all η_t m_t
+from the initial parameters, for learning rates η_t.
+
+A strategy is a matrix C whose correlated noise is C⁻¹z, for independent Gaussian noise
+z. The error of a strategy for a workload is the root mean square, over steps, of the
+workload's outputs if the inputs are C⁻¹z alone, for z of variance 1.
+`accounting.correlated.error` computes this error, and `strategies.optimize` searches
+for the strategy with the least error at the same privacy.
 """
 
 import jax
