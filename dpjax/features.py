@@ -236,7 +236,7 @@ def _rounding_factor(dtype: np.dtype) -> float:
 
 
 def _divide_or_zero(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    """The quotient x / divisor; where the divisor is 0, 0 for finite x and else NaN."""
+    """The quotient x / divisor; where the divisor is 0, the product 0 · x."""
     divisor = jnp.broadcast_to(divisor, x.shape)
     return jnp.where(divisor == 0, 0 * x, x / jnp.where(divisor == 0, 1, divisor))
 

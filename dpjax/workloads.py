@@ -33,7 +33,8 @@ def prefix_sum(
         rate η multiplies the parameters by 1 − ηλ before the update.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range. The range of a traced number is not
+        checked.
 
     Example:
       >>> prefix_sum().keep
@@ -52,7 +53,8 @@ def momentum(decay: ArrayLike, *, learning_rates: ArrayLike = 1.0) -> Workload:
       learning_rates: η, one number f[] or one for each step f[T], non-negative.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range. The range of a traced number is not
+        checked.
 
     Example:
       >>> momentum(0.75).denominator, momentum(0.75).rates
@@ -78,7 +80,8 @@ def momentum_sum(
         rate η multiplies the parameters by 1 − ηλ before the update.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range. The range of a traced number is not
+        checked.
 
     Example:
       >>> momentum_sum(0.75, learning_rates=2.0, weight_decay=0.125).keep
@@ -109,7 +112,8 @@ def nesterov(
         rate η multiplies the parameters by 1 − ηλ before the update.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range. The range of a traced number is not
+        checked.
 
     Example:
       >>> nesterov(0.5).rates
@@ -130,7 +134,8 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
       coefficients: a_0, a_1, ..., f[k] with k >= 1, finite, with a_0 positive.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range. The range of a traced number is not
+        checked.
 
     Example:
       >>> toeplitz([2.0, 1.0]).numerator
