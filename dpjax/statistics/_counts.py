@@ -196,7 +196,7 @@ def quantile(
       ValueError: as for `mean`, with z √t in place of z and k in place of d; data is
         not f[n]; shares is neither a number nor a vector, or is empty; a share is not
         in (0, 1); num_steps is not an integer from 1 to 52; lower or upper is traced or
-        infinite; lower is not below upper.
+        not finite; lower is not below upper.
 
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
     REPLACE, μ is at most 2 / z. An example that is NaN or infinite contributes zero to
