@@ -3,10 +3,10 @@
 Noise does not affect this test. The function must be deterministic: if the function
 draws noise, it must use a fixed key. Two results then contain the same noise, which
 cancels in the difference of the results. For neighbouring batches, the norm of the
-difference is a lower bound on the sensitivity. To make such batches, the test removes
-an example from a batch, or replaces the example by another example or by an extreme
-example. The test makes the change in the whole batch, in parts of the batch, and in a
-batch of the changed example alone.
+difference is a lower bound on the sensitivity. To make neighbouring batches, the test
+removes an example from a batch, or replaces the example by another example or by an
+extreme example. The test makes each change in the whole batch, in parts of the batch,
+and in a batch of the changed example alone.
 
 The test also makes changes that must not move the result at all: other values at masked
 positions, more masked positions, and another order of the batch.
@@ -62,7 +62,7 @@ class Report(NamedTuple):
 
     @property
     def worst(self) -> Finding:
-        """The change with the largest ratio of its distance to its allowed distance."""
+        """The finding with the largest ratio of distance to allowed distance."""
         # The allowed distance may be 0 for a change that must not move the result.
         return max(self.findings, key=lambda x: x.distance / max(x.allowed, 1e-300))
 

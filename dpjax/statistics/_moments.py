@@ -435,8 +435,8 @@ def standardize(
         privacy as one `mean` with the noise multiplier z.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
-      share: the share of the release's μ² that the center costs, in (0, 1). The scale
-        costs the rest.
+      share: the share of the release's μ² that the center costs, static, in (0, 1).
+        The scale costs the rest.
       num_examples: the public number by which sums are divided. None stands for n, and
         is invalid under ADD_REMOVE.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.

@@ -544,8 +544,9 @@ def scheduled(
 
     The best factors are those with the least error at the same privacy.
 
-    If learning rates fall, later sums matter less to the result. Later steps may then
-    have more noise, which allows less noise in earlier steps at the same privacy.
+    If learning rates fall, later gradient sums matter less to the result. Later steps
+    may then have more noise, which allows less noise in earlier steps at the same
+    privacy.
 
     Args:
       strategy: a Toeplitz strategy, such as a result of `optimize`.
@@ -559,8 +560,8 @@ def scheduled(
     Returns:
       The strategy with factors f, scaled so that the mean of f⁻² is 1. For independent
       noise these factors are the best. For other strategies the factors are the result
-      of a descent. At the same μ, the error is at most that of the strategy without
-      factors.
+      of a descent. At the same μ, the error is at most the error of the strategy
+      without factors.
 
     Raises:
       ValueError: an argument is out of range; a number of the strategy or of the
