@@ -22,8 +22,8 @@ the difference of the two sums' rounding errors, divided by the clip norm C. Her
 - **The cast** of the sum of m gradients to float32 has an error of at most 2⁻²⁴ m C.
 
 The bound on the difference of the two errors is the sum of the bounds for both batches.
-If a block has rows of the changed slot alone, one of these bounds is zero, because the
-block is zero in the batch without the example.
+An empty slot contributes only zeros. So if the changed slot is empty in one batch, a
+block with rows of this slot alone has no rounding error in this batch.
 """
 
 import jax
