@@ -209,11 +209,11 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
 def mark_large(factors: Factors, clip_norm: ArrayLike, swapped: bool) -> Factors:
     """Make right rows infinite where underflows could change a term of a clipped sum.
 
-    `factors` has activations as left rows and cotangents as right rows. The norm of
-    an example with an infinite entry is infinite or NaN, so that the example
-    contributes zero. XLA replaces numbers below tiny = 2⁻¹²⁶ by zero, also entries of
-    scaled cotangents. This changes a sum of T outer products f[n, p] in each of g
-    groups by at most tiny √(gnp) T times the largest activation. The limit of this
+    `factors` has activations as left rows and cotangents as right rows. The norm of an
+    example with an infinite entry is infinite or NaN, so that the example contributes
+    zero. XLA replaces numbers below tiny = 2⁻¹²⁶ by zero. If entries of scaled
+    cotangents are replaced, a sum of T outer products f[n, p] in each of g groups
+    changes by at most tiny √(gnp) T times the largest activation. The limit of this
     change is 2⁻³² clip_norm. Hence the changes at a thousand equations add up to less
     than 2⁻²² clip_norm. XLA also replaces the reciprocal of a number above 1 / tiny by
     zero. So activations also have the limit 2¹⁰⁰. Cotangents have the limit 2¹⁰⁰ if

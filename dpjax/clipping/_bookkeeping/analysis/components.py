@@ -107,9 +107,9 @@ class Component(NamedTuple):
 
         A block is a part of the loss that `jax.checkpoint` encloses. Blocks compute the
         norms and sums if three conditions hold: the leaves meet the example only in
-        such blocks, the component has `roots`, and each entry of a leaf enters a block
-        only once, in a single iteration of any scan. The squared norms from the blocks
-        then add up to the squared norm over the leaves.
+        blocks; the component has `roots`; and each entry of a leaf enters at most one
+        block, and at most one iteration of a scan around the block. The squared norms
+        from the blocks then add up to the squared norm over the leaves.
         """
         return (
             self.roots is not None

@@ -98,9 +98,9 @@ class Plan(NamedTuple):
         engine stores the activations and cotangents of one block at a time, in each of
         two passes. The vmap engine stores gradients, in one pass. The selected engine
         is the engine that stores fewer numbers for an example. But if a parameter is
-        sharded along an explicit mesh axis, the selected engine is always ghost: if the
-        batch were sharded along the same axis, JAX would refuse the type of per-example
-        gradients.
+        sharded along an explicit mesh axis, the selected engine is always ghost. The
+        reason is that the batch may be sharded along the same axis. JAX then refuses
+        the type of per-example gradients.
 
         If no block stays checkpointed, the selected engine is book-keeping if all sites
         of some component have a rule (`RuledSite`), and the vmap engine otherwise. In

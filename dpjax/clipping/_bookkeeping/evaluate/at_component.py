@@ -48,7 +48,8 @@ def canonicalize(
 
     The rule may change these arrays, for example by clamping the indices of a lookup,
     but not the gradient. Norms and sums are both computed from the changed arrays, so
-    that norms and sums are those of the same gradients.
+    that norms and sums are those of the same gradients. The arrays of a site without a
+    rule are returned unchanged.
     """
     # Most rules change no arrays. Then there is nothing to trace.
     ruled = isinstance(site, RuledSite)

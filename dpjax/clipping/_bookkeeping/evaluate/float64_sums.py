@@ -71,10 +71,10 @@ def relative_error(plan: Plan | None, batch: int) -> float:
       batch: the number of slots of the whole batch, with or without an example.
 
     Returns:
-      η / C, for a bound η. If two batches are equal except for one slot, which is empty
-      in one of the batches, the L2 distance of the computed sums is at most the
-      distance of the exact sums plus η. If the slot has another example instead, the
-      distance of the computed sums is at most 2 C + 2 η.
+      η / C, for a bound η on the difference. If two batches are equal except for one
+      slot, which is empty in one of the batches, the L2 distance of the computed sums
+      is at most the distance of the exact sums plus η. If the slot has another example
+      instead, the distance of the computed sums is at most 2 C + 2 η.
     """
     # The rounding error η of two neighbouring batches has four parts.
     #
