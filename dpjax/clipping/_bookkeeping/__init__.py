@@ -56,7 +56,7 @@ instead, and so works for any function.
    position, without pairs.
 7. `evaluate.engine` computes norms, clipping factors and sums from the recorded inputs
    and cotangents of a batch. `evaluate.at_component` has the functions for one
-   component. All computations are in float32 or wider and at the highest precision,
+   component. These computations are in float32 or wider and at the highest precision,
    because the bound on an example's influence relies on the norms. The sum comes from
    the same pass (book-keeping) or from a second pass (ghost, `evaluate.two_passes`).
    With a second pass, no activations or cotangents of the first pass are stored.
