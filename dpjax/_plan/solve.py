@@ -146,10 +146,10 @@ def plan(
         steps (`dpjax.workloads`). For batches in order ("fixed" or "reshuffled"), the
         plan has the best strategy for the workload that `strategies.optimize` finds
         among the "rational" strategies with one stored vector. If the workload varies
-        by step, `strategies.scheduled` adapts this strategy to the workload. If `plan`
-        compares samplings or kinds of noise, the comparison also includes a strategy of
-        `strategies.tree`. For random batches, the plan has the best strategy that
-        `strategies.amplified` finds at epsilon.
+        by step, `strategies.scheduled` also finds a factor of the noise in each step.
+        If `plan` compares samplings or kinds of noise, the comparison also includes a
+        strategy of `strategies.tree`. For random batches, the plan has the best
+        strategy that `strategies.amplified` finds at epsilon.
       strategy: the matrix that correlates the noise (`dpjax.strategies`), instead of a
         workload.
       adjacency: the relation between the two data sets that the guarantee compares, an
