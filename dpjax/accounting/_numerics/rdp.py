@@ -4,8 +4,8 @@ A Rényi curve is the Rényi divergence of a mechanism as a function of the orde
 quadrature gives the curve of the Poisson-subsampled Gaussian mechanism at every order,
 for noise multipliers from 0.1 to 1e60. For smaller noise multipliers, convexity gives a
 bound that is looser than the quadrature. For larger noise multipliers, the bound is the
-first term of an expansion, or the curve without sampling if the order is large. Each
-order of a curve gives one bound on δ(ε) and one on ε(δ).
+first term of an expansion for large noise, or the curve without sampling if the order
+is large. Each order of a curve gives one bound on δ(ε) and one bound on ε(δ).
 
 **The quadrature.** Let q be the sampling rate and σ the noise multiplier. The two
 output distributions are (1 − q) N(0, σ²) + q N(1, σ²) and N(0, σ²). At the outcome σu

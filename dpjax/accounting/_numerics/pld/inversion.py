@@ -209,8 +209,8 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     cutoff = step * FREQUENCIES
     tail = 4 * jnp.exp(-variance * cutoff**2 / 2) / (step**2 * (FREQUENCIES - 1))
     real, imaginary = real * cos - imaginary * sin, real * sin + imaginary * cos
-    # The rounding errors of the sum itself, and below the rounding errors of the angles
-    # tε. Bounds on errors are not differentiated.
+    # `rounding` bounds the rounding errors of the sum. The second entry of `errors`
+    # bounds the rounding errors of the angles tε. The bounds are not differentiated.
     terms = jax.lax.stop_gradient(jnp.abs(real) + jnp.abs(imaginary))
     rounding = 4 * SIDE * ULP * jnp.sum(terms)
     total_error = jnp.sum(size * error) + tail + rounding
