@@ -36,9 +36,9 @@ class _RandomRepetitions:
 
     @property
     def total_variation(self) -> float:
-        """An upper bound on the total variation distance of `sample` from K.
+        """An upper bound on the error of `sample`, as a total variation distance.
 
-        The distribution of `sample` differs from the distribution of K by rounding.
+        Because of rounding, the distribution of the draws is not exactly that of K.
         """
         # The cumulative sum in 128-bit integers is exact. The k-th probability of a
         # recursion has an error of 4 k roundings. A Poisson probability has the errors

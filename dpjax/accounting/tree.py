@@ -104,8 +104,8 @@ def _fixed_order_squares(decay: jax.Array, num_steps: int, n_b: int) -> jax.Arra
     """
     # For gap = (z − p) mod n_b, the example's steps in the node are z − gap,
     # z − gap − n_b, …, so that the inner sum depends only on the gap and the node's
-    # size. z mod n_b is periodic over the nodes of a level. So each square is added once
-    # for each value of z mod n_b, times the number of nodes with this value.
+    # size. z mod n_b is periodic over the nodes of a level. So each square is added
+    # once for each value of z mod n_b, times the number of nodes with this value.
     ratio = jnp.power(decay, n_b)
     total = jnp.zeros(n_b, decay.dtype)
     for level in range(num_steps.bit_length()):
