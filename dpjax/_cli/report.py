@@ -1,8 +1,8 @@
 """The command `report`, which writes a statement for a paper from a record.
 
 A record is the JSON that `plan.guarantee.to_json()` wrote for a run. The command
-computes the guarantee again from the numbers in the record. The output is text with a
-plot in characters, JSON, or an HTML page that loads no other file.
+computes the guarantee again from the numbers in the record. The output is JSON, an HTML
+page that loads no other file, or text with a plot that is made of characters.
 """
 
 import html
@@ -39,8 +39,8 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
 
     Args:
       path: the file with the record.
-      form: the form of the statement: text with a plot in characters, JSON, or an HTML
-        page.
+      form: "json", "html" for an HTML page, or "text" for text with a plot that is made
+        of characters.
 
     Raises:
       ValueError: the file is not JSON or not a record; no plan has the record's
@@ -153,8 +153,8 @@ def _check_claims(record: Any, computed: RunGuarantee) -> None:
 
     Raises:
       ValueError: the record claims more privacy than `computed` gives, or the record's
-        privacy event differs from the event of `computed`; in either case by more than
-        a tolerance for rounding.
+        privacy event differs from the event of `computed`. Both checks have a tolerance
+        for rounding.
     """
     event = _read(record, "event", Event)
     claims, structure = jax.tree.flatten(event)
@@ -287,8 +287,8 @@ def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str
     Args:
       guarantee: the guarantee of a run.
       width: the number of characters along the axis of false-positive rates.
-      height: the number of lines along the axis of true-positive rates, to which these
-        rates are rounded up.
+      height: the number of lines along the axis of true-positive rates. Each rate is
+        rounded up to the rate of a line.
     """
     rates = np.linspace(0.0, 1.0, width)
     powers = 1 - np.asarray(guarantee.tradeoff(rates), np.float64)

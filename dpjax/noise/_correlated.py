@@ -122,9 +122,10 @@ def correlated_noise(
         that float32 cannot represent, or does not support "regenerate"; stddev is out
         of range (a JAX array may give NaN updates instead); num_steps is traced, or not
         from 1 to 2³¹ − 2; key is not a typed key; buffer or arithmetic is unknown; an
-        update is not real; inside `jax.shard_map`, check_vma is False. If the state has
-        vectors also: an update's shape differs from the parameter's. With "discrete"
-        also: buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d coordinates.
+        update is not real; the state holds vectors, and an update's shape differs from
+        the parameter's; inside `jax.shard_map`, check_vma is False. With "discrete",
+        further errors are: buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d
+        coordinates.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, even if each sum depends
@@ -220,9 +221,9 @@ def correlated_noise(
 
 
 def _check_shape(update: jax.Array, rows: jax.Array, num_axes: int = 1) -> None:
-    """Raise ValueError unless `update` has the shape of `rows` after its first axes.
+    """Raise ValueError unless the shape of `update` is the shape of one row of `rows`.
 
-    The first `num_axes` axes of `rows` are left out of the comparison.
+    The shape of a row is the shape of `rows` without the first `num_axes` axes.
     """
     # A smaller update would be broadcast, and several entries would get the same noise.
     if update.shape != (shape := rows.shape[num_axes:]):

@@ -293,7 +293,7 @@ def noisy_mean(
       batch, and then do one step.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or key is not a typed key.
 
     Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
     where f is the adjacency's sensitivity factor: 1, or 2 under `REPLACE`.

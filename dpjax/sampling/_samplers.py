@@ -90,7 +90,7 @@ def fixed_size(
       A `Batch` of i32[b] and bool[b], in uniformly random order. The mask is all True.
 
     Raises:
-      ValueError: a size is not a positive integer, n is above 2³¹ − 1 or b above n; a
+      ValueError: a size is not a positive integer; n is above 2³¹ − 1; b is above n; a
         static step is out of range; key is not a typed key.
 
     Privacy: under `REPLACE`, the sampler is sampling without replacement with fixed
