@@ -240,8 +240,8 @@ def read(path: Path, *, head: str | None = None) -> Ledger:
     """Read a ledger and verify that no line was changed.
 
     Args:
-      path: the ledger's file. A file that does not exist is an empty ledger, unless an
-        interrupted write has left its file `*.next`.
+      path: the ledger's file. A file that does not exist is an empty ledger, unless
+        the same path with `.next` appended exists.
       head: `Ledger.head` from an earlier reading, which you stored elsewhere. The line
         with that hash must still be in the file.
 
@@ -250,10 +250,10 @@ def read(path: Path, *, head: str | None = None) -> Ledger:
 
     Raises:
       ValueError: a line was changed, removed, inserted or moved; the file ends within a
-        line; the file is missing, but an interrupted write has left its file `*.next`;
-        or no line has the hash `head`. The last error shows that the file's end was cut
-        off, or that the file was rewritten. Without `head`, `read` detects neither of
-        these two changes.
+        line; the file does not exist, but an interrupted write has left the file with
+        `.next` appended; or no line has the hash `head`. The last error shows that the
+        file's end was cut off, or that the file was rewritten. Without `head`, `read`
+        detects neither of these two changes.
 
     Example:
       >>> read("nothing.jsonl").epsilon(1e-6)

@@ -118,14 +118,15 @@ def correlated_noise(
       guarantee holds then.
 
     Raises:
-      ValueError: the strategy has more coefficients than num_steps, has coefficients
-        that float32 cannot represent, or does not support "regenerate"; stddev is out
-        of range (a JAX array may give NaN updates instead); num_steps is traced, or not
-        from 1 to 2³¹ − 2; key is not a typed key; buffer or arithmetic is unknown; an
-        update is not real; the state holds vectors, and an update's shape differs from
-        the parameter's; inside `jax.shard_map`, check_vma is False. With "discrete",
-        further errors are: buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d
-        coordinates.
+      ValueError: the strategy is invalid, has a `num_vectors` above num_steps, is
+        scaled by more or fewer than num_steps factors, has coefficients that float32
+        cannot represent, or does not support "regenerate"; stddev is out of range (a
+        JAX array may give NaN updates instead); num_steps is traced, or not from 1 to
+        2³¹ − 2; key is not a typed key; buffer or arithmetic is unknown; an update is
+        not a real floating-point array; the state holds vectors, and an update's shape
+        differs from the parameter's; inside `jax.shard_map`, check_vma is False. With
+        "discrete", further errors are: buffer is "regenerate"; stddev is 0; 3 d T
+        exceeds 2⁵⁰ for d coordinates.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, even if each sum depends
@@ -480,8 +481,9 @@ def tree_momentum(
     Raises:
       ValueError: decay is outside [0, 1); stddev is out of range (a JAX array may give
         NaN updates instead); num_steps is traced, or not from 1 to 2³¹ − 2; key is not
-        a typed key; buffer is unknown; an update is not real, or its shape differs from
-        the parameter's; inside `jax.shard_map`, check_vma is False.
+        a typed key; buffer is unknown; an update is not a real floating-point array, or
+        the update's shape differs from the parameter's; inside `jax.shard_map`,
+        check_vma is False.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T updates together are
     μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, even if each g_i depends on
