@@ -304,11 +304,11 @@ def effective_dimension(
 
     Let C be the strategy's matrix, s the sums of all T steps with d coordinates, and q
     the lattice spacing. Rounding adds b √(d T) q to the sensitivity of C s, where b is
-    the result of `lattice_roundings`. Given a dimension D, `lattice_noise` adds at
-    least √D q to the sensitivity S of one sum. The sensitivity of C s is c S for a
-    number c. The number c is at least the norm of every column of C, and so at least
-    1 / f, where f is the maximum of 1 and the factors of a scaled strategy. Since
-    c √D q must be at least b √(d T) q, the dimension D = b² d T f² suffices.
+    the result of `lattice_roundings`. For a dimension D, `lattice_noise` adds at least
+    √D q to the sensitivity S of one sum. The sensitivity of C s is c S, where c is at
+    least the norm of every column of C. So c is at least 1 / f, where f is the maximum
+    of 1 and the factors of a scaled strategy. The dimension D = b² d T f² therefore
+    ensures that c √D q is at least b √(d T) q.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".

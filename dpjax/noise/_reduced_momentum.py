@@ -213,7 +213,7 @@ def query(
 
 
 def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
-    """The variance of `query` at every step, divided by the variance of a node's noise.
+    """The variance of the noise in `query` at each step, for node noise of variance 1.
 
     A node of the tree covers 2^k steps. `push` adds noise to the sum of each node.
 
