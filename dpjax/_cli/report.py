@@ -144,15 +144,16 @@ def _check_claims(record: Any, computed: RunGuarantee) -> None:
     """Check that a record claims no more privacy than its numbers give.
 
     The claims are ε, δ, μ and the bounds on attacks. If the clip norm follows a
-    quantile, the claims also include the settings of `QuantileClip`, and the noise
-    multipliers of the sum and of the count.
+    quantile, the claims also include the quantile, the learning rate, and the noise
+    multipliers of the sum and of the count. Each claim must be at least the number that
+    `computed` gives.
 
     Args:
       record: the output of `plan.guarantee.to_json()`, read as JSON.
       computed: the guarantee that was computed again from the numbers in the record.
 
     Raises:
-      ValueError: the record claims more privacy than `computed` gives, or the record's
+      ValueError: a claim is below the number that `computed` gives, or the record's
         privacy event differs from the event of `computed`. Both checks have a tolerance
         for rounding.
     """
