@@ -80,8 +80,8 @@ def optimal_shift_mu(
       therefore be above the minimum over all k.
 
     Raises:
-      ValueError: a static argument is out of range, lengths differ, or lipschitz,
-        sensitivity and stddev are all numbers.
+      ValueError: a static argument is out of range, lengths differ, a vector is empty,
+        or lipschitz, sensitivity and stddev are all numbers.
 
     Privacy: the last iterate alone is μ-GDP, for all maps that satisfy the assumptions.
     The Rényi divergence of order a of the last iterate is at most a μ²/2.
