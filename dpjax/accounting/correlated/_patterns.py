@@ -42,7 +42,7 @@ from dpjax.accounting._schedule import Schedule, mu_of_sensitivity
 # Grid points of a filter's state. The value function is convex, so that its chords
 # between grid points are upper bounds.
 _GRID_POINTS = 129
-# The approximate number of entries of an array for several grid points.
+# The approximate maximum of (grid points) x (steps of an epoch) computed at once.
 _MAX_ENTRIES = 2**16
 # Steps of an epoch are grouped into at most this many intervals.
 _MAX_INTERVALS = 256

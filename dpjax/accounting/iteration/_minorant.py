@@ -199,7 +199,7 @@ def costs_from(starts: Block, minorants: Minorants) -> jax.Array:
     def absorb(carry: tuple[Block, jax.Array], level: tuple[Minorants, Block]):
         (edge, end), (pools, last_edges) = carry, level
         pooled = pool(edge, take(pools.edge, end))
-        # If the last of these edges is absorbed, all edges before the last edge are
+        # If the last edge of a pool is absorbed, all earlier edges of the pool are
         # absorbed too, because they are less steep.
         absorbs = steeper(pooled, take(last_edges, end))
         end = jnp.where(absorbs, pools.following[end], end)

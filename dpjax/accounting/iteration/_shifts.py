@@ -125,8 +125,8 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
     shift = assumed.factor * norm * eta / batch
     positions = jnp.arange(unit.shape[0]) % period
     diameter = jnp.max(numbers.diameter)
-    # If the constant of some step is unknown, overflows or underflows, the minorant is
-    # not used, and only composition remains.
+    # The minorant needs the Lipschitz constants of all steps, and noise and shifts that
+    # do not overflow or underflow. Otherwise, only composition remains.
     usable = jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
     usable &= jnp.all(steps.finite_lipschitz)
     # Shifts are divided by the largest shift, so that no square overflows.
