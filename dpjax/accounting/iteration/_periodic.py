@@ -172,8 +172,8 @@ def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
     the restarts for which the first edge contains all later uses, or all later uses
     except the last use. After any earlier restart, two or more uses come after the
     first edge. If this restart moves to the next use, rise² and run of the first edge
-    change by the same factor, and one use fewer comes after the first edge. The later
-    restart is therefore better.
+    change by the same factor, and one use fewer comes after the first edge. An earlier
+    restart is therefore never better than a candidate.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)
