@@ -73,7 +73,7 @@ def load_texts(limit):
 
     No line of at least `LINE` characters is in two of these three sets. Each docstring
     is in at most one set, as a whole. The choice of this set reads only the docstring
-    itself and docstrings that are not private.
+    itself, its position in the list of docstrings, and docstrings that are not private.
     """
     public = read_docstrings(sysconfig.get_path("stdlib"), limit)
     others = []
