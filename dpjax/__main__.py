@@ -1,4 +1,4 @@
-"""The option parser of `python -m dpjax`, which computes numbers of private runs.
+"""The program `python -m dpjax`, which computes numbers of private runs.
 
 Most options have the names of arguments of `dpjax.plan`, which computes every number of
 the output. The program parses its options before it imports JAX. So help texts and

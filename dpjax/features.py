@@ -134,7 +134,7 @@ def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
 
     Raises:
       ValueError: value is not one number, or edges are empty, not finite or not
-        increasing. The values of traced edges are not checked.
+        increasing. Traced edges only need to be a vector of floats.
 
     Privacy: the function reads only one example. Edges that are quantiles of private
     data cost privacy (`statistics.quantile`).
@@ -200,7 +200,7 @@ def decimal_edges(low: float, high: float, *, parts: int = 10) -> np.ndarray:
 
 
 def join(*parts: ArrayLike) -> jax.Array:
-    """Join features of several kinds to one vector of norm at most 1.
+    """Join features of several kinds into one vector of norm at most 1.
 
     Args:
       *parts: at least one vector f[d_i] of norm at most 1.
@@ -236,7 +236,7 @@ def _rounding_factor(dtype: np.dtype) -> float:
 
 
 def _divide_or_zero(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    """The quotient x / divisor; where the divisor is 0, 0 for finite x and else NaN."""
+    """The quotient x / divisor; where the divisor is 0, the product 0 · x."""
     divisor = jnp.broadcast_to(divisor, x.shape)
     return jnp.where(divisor == 0, 0 * x, x / jnp.where(divisor == 0, 1, divisor))
 

@@ -1,11 +1,14 @@
 """Workloads: the linear maps that optimizers apply to gradient sums, and to noise.
 
 A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. For example,
-the momentum is m_t = β m_{t−1} + (1 − β) g_t, and the parameters of SGD are sums of
-η_t m_t for learning rates η_t. The error of a strategy for a workload is the root mean
-square, over steps, of the workload's outputs if the inputs are the strategy's noise
-alone. `accounting.correlated.error` computes this error, and `strategies.optimize`
-searches for the strategy with the least error at the same privacy.
+the momentum is m_t = β m_{t−1} + (1 − β) g_t, and SGD subtracts the sum of all η_t m_t
+from the initial parameters, for learning rates η_t.
+
+A strategy is a matrix C whose correlated noise is C⁻¹z, for independent Gaussian noise
+z. The error of a strategy for a workload is the root mean square, over steps, of the
+workload's outputs if the inputs are C⁻¹z alone, for z of variance 1.
+`accounting.correlated.error` computes this error, and `strategies.optimize` searches
+for the strategy with the least error at the same privacy.
 """
 
 import jax
@@ -30,7 +33,8 @@ def prefix_sum(
         rate η multiplies the parameters by 1 − ηλ before the update.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range. The range of a traced number is not
+        checked.
 
     Example:
       >>> prefix_sum().keep
@@ -49,7 +53,8 @@ def momentum(decay: ArrayLike, *, learning_rates: ArrayLike = 1.0) -> Workload:
       learning_rates: η, one number f[] or one for each step f[T], non-negative.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range. The range of a traced number is not
+        checked.
 
     Example:
       >>> momentum(0.75).denominator, momentum(0.75).rates
@@ -75,7 +80,8 @@ def momentum_sum(
         rate η multiplies the parameters by 1 − ηλ before the update.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range. The range of a traced number is not
+        checked.
 
     Example:
       >>> momentum_sum(0.75, learning_rates=2.0, weight_decay=0.125).keep
@@ -106,7 +112,8 @@ def nesterov(
         rate η multiplies the parameters by 1 − ηλ before the update.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range. The range of a traced number is not
+        checked.
 
     Example:
       >>> nesterov(0.5).rates
@@ -127,7 +134,8 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
       coefficients: a_0, a_1, ..., f[k] with k >= 1, finite, with a_0 positive.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range. The range of a traced number is not
+        checked.
 
     Example:
       >>> toeplitz([2.0, 1.0]).numerator

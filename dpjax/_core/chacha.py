@@ -165,7 +165,8 @@ def _read(rows: Rows, width: int) -> jax.Array:
     """Read the numbers of `width` bits in each block, in the order of RFC 8439.
 
     The blocks are four rows of words, each u32[4, *grid], where `grid` is the shape of
-    the array of blocks. The result is u[*grid, ...].
+    the array of blocks. The result is u[*grid, ...], where the axes after `grid` have
+    the numbers of a block.
     """
     # On CPUs, XLA fuses this code with the use of the numbers if it goes row by row. A
     # transpose of all 16 words at once makes normal draws take four times as long.
@@ -212,7 +213,7 @@ def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
 
 @jax.jit
 def seed(number: jax.Array) -> jax.Array:
-    """A key u32[8] from an integer, which has 32 bits, or 64 under `jax_enable_x64`.
+    """A key u32[8] from an integer of up to 32 bits (64 under `jax_enable_x64`).
 
     Such a key is as easy to guess as the integer.
     """

@@ -124,23 +124,21 @@ def evaluator(closed: jex.ClosedJaxpr, max_seconds: float = MAX_SECONDS) -> Func
 def _keep_freed_memory() -> None:
     """Make the allocator retain the memory of freed arrays, for use by later arrays.
 
-    The allocator of Linux returns the memory of large arrays to the system, and then
-    gets it again page by page, which takes a third of an accountant's time. After an
-    array of up to 32 MiB was freed, the allocator retains free memory of up to twice
-    this array's size. So this function creates and frees such an array. No memory is
-    used for the array, since its pages are never touched.
+    The allocator of Linux returns the memory of large freed arrays to the system. To
+    get memory again, page by page, takes a third of an accountant's time. But after an
+    array of n bytes (up to 32 MiB) was freed, the allocator retains up to 2 n bytes of
+    free memory. So this function frees such an array, whose pages are never touched.
     """
     np.empty(2**25 - 2**13, np.uint8)
 
 
 class _Step(NamedTuple):
-    """A jaxpr's equation, and where a list of values has its inputs and outputs.
+    """A jaxpr's equation, and the places of its inputs and outputs in a list of values.
 
     Attributes:
       eqn: the equation.
-      inputs: for each input of the equation, the input's index in the list of values.
-      outputs: for each output of the equation, the output's index in the list of
-        values.
+      inputs: for each input of the equation, the input's index in the list.
+      outputs: for each output of the equation, the output's index in the list.
     """
 
     eqn: jex.JaxprEqn

@@ -51,16 +51,16 @@ def random_key(impl: str | None = None) -> Key:
         stands for JAX's default: "threefry2x32" unless JAX is configured otherwise.
 
     Returns:
-      A key. Store the key as secretly as the data, or not at all. If the `init` of an
-      optimizer is called inside jit, its key becomes a constant of the compiled
-      program, and anyone with the program can read it: call `init` outside jit. If
-      there are several processes, let one process make the key and send it to the
-      others. JAX does not know the name "chacha20". To make further keys of this type
-      by `jax.random.key` or `jax.random.wrap_key_data`, pass `jax.random.key_impl(key)`
-      as `impl`.
+      A key. Store the key as secretly as the data, or not at all. Call the `init` of an
+      optimizer outside jit. Inside jit, the optimizer's key would become a constant of
+      the compiled program, and anyone with the program could read the key. If there are
+      several processes, let one process make the key and send it to the others. JAX
+      does not know the name "chacha20". To make further ChaCha20 keys by
+      `jax.random.key` or `jax.random.wrap_key_data`, pass `jax.random.key_impl(key)` as
+      `impl`.
 
     Raises:
-      ValueError: impl names no generator; the call is under `jax.jit`, where the key
+      ValueError: impl names no generator, or the call is under `jax.jit`, where the key
         would become a constant of the compiled function. A call under `jax.vmap` does
         not raise, and gives all elements the same key.
 

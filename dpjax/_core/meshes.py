@@ -3,9 +3,9 @@
 JAX's meshes have three kinds of axes. Along *explicit* axes, JAX's default, an array's
 type says how the array is sharded. An operation raises an error if the types do not
 determine its output's sharding. Along *auto* axes the compiler decides the sharding.
-Along *manual* axes (`jax.shard_map`) code sees one device's shard. For every kind of
-axis, the code that computes clipped gradients evaluates the loss as `vmap(grad(loss))`
-would. The compiler decides the shardings of all other computations in that code.
+Along *manual* axes (`jax.shard_map`) code sees one device's shard. Along every kind of
+axis, `dpjax.clipped_grad` evaluates the loss as `vmap(grad(loss))` does. Along explicit
+axes, the compiler decides the shardings of all other computations of `clipped_grad`.
 
 Zeros and noise are sharded like the arrays to which they belong. Inside
 `jax.shard_map`, the type of a shard says along which axes the shards' values vary.
@@ -248,7 +248,7 @@ def zeros_like(
 def wide_zeros_like(tree: Tree, leading: Sequence[int] = ()) -> Tree:
     """Replace each leaf x by zeros of shape (*leading, *x.shape), sharded like x.
 
-    The dtype is that of the leaf, or float32 if the leaf's dtype is narrower.
+    The zeros have the leaf's float dtype, or float32 if that dtype is narrower.
     """
     return jax.tree.map(
         lambda x: zeros_like(x, at_least_float32(jnp.result_type(x)), leading), tree

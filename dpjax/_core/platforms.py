@@ -28,8 +28,9 @@ def on_platform(
 
     Inside a program, the choice is made when the program is lowered, and not when it is
     traced. The program may be lowered for a platform that this machine does not have,
-    or for several platforms (`jax.export`). Outside a program, the devices of the
-    arguments determine the platform.
+    or for several platforms (`jax.export`). Outside a program, the platform is that of
+    the arguments' devices. Without a concrete array in the arguments, the platform
+    is that of the default backend.
     """
     if _is_staged_out():
         return jax.lax.platform_dependent(*args, default=elsewhere, **{name: on_it})
@@ -92,7 +93,7 @@ def needs_one_order(x: jax.Array) -> jax.Array:
     """The identity, which raises an error if a GPU may vary the order of additions.
 
     On GPUs, XLA adds the terms of a scatter, such as the gradient of an embedding, in
-    an order that varies from run to run, unless `XLA_FLAGS` forbids such operations.
+    an order that varies from run to run, unless `XLA_FLAGS` forbids a varying order.
 
     Raises:
       RuntimeError: a program is lowered for GPUs, or runs on a GPU outside jit, and

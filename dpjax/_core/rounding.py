@@ -27,9 +27,9 @@ and the decay down to float32, and the bound also holds for the rounded numbers.
 
 Python numbers, which are in float64, count as exact. But an array may be the result of
 rounding a Python number (as in `optax.inject_hyperparams`), and the exact number may be
-on either side. So an array's value is moved to the next number of its precision, on the
-safe side. A value in a float64 array is moved only if float32 cannot represent the
-value.
+on either side. So a value in an array of float32 or less precision is moved to the next
+number of that precision, on the safe side. A value in a float64 array is only rounded
+to float32, towards the safe side.
 """
 
 import functools

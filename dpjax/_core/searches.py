@@ -169,9 +169,9 @@ def secants(
 
     `slope` determines the second point. Each later point is near the zero of the
     parabola through the three points before it, or of the secant through the two points
-    before it. If this zero is not between the last points at which the function was
-    positive and negative, the next point is the middle of these two points in log x.
-    The caller decides when to stop.
+    before it. The bracket is the interval between the last point with a positive value
+    and the last point with another value. A new point outside the bracket is replaced
+    by the bracket's middle in log x. The caller decides when to stop.
 
     Args:
       excess: the function of x, nearly linear in log x. The values may be infinite.
@@ -301,9 +301,7 @@ def bracket(
 
     From `start`, the parameter is multiplied or divided by a factor, which is squared
     after each step. The first factor is at most 2, and closer to 1 if the function is
-    nearly 0 at `start`. The reason is that the function usually is log ε minus the log
-    of a target, and that log ε usually changes at least as fast as the log of the
-    parameter.
+    nearly 0 at `start`.
 
     Args:
       excess: the function, which is positive where the caller's condition fails.
@@ -326,8 +324,8 @@ def bracket(
 
 @without_compiler
 def _begin(first: Point) -> _Walk:
-    # The excess is in log ε. If ε were proportional to 1 / parameter, the log of the
-    # parameter would have to move by the excess.
+    # The function usually is log ε minus the log of a target. If ε were proportional to
+    # 1 / parameter, the log of the parameter would have to move by the excess.
     stride = jnp.exp(jnp.clip(jnp.abs(first.excess), _LEAST_STRIDE, math.log(2)))
     # No parameter equals NaN. So the walk continues from the first point.
     return _Walk(first._replace(at=jnp.full_like(first.at, jnp.nan)), first, stride)
@@ -356,11 +354,11 @@ def find_bracket(
     """Sort the two points that `bracket` returned by the sign of the function.
 
     Returns:
-      Whether the function changes its sign between the points; whether it is at most 0
-      at one of them; the bad point, at which the function is positive; and the good
-      point, at which the function is at most 0. If the sign does not change, the bad
-      and the good point are both at the second point's parameter. `close` then returns
-      this parameter.
+      Four values: whether the function changes its sign between the points, whether the
+      function is at most 0 at one of the points, the bad point, at which the function
+      is positive, and the good point, at which the function is at most 0. If the sign
+      does not change, the bad and the good point are both at the second point's
+      parameter. `close` then returns this parameter.
     """
     crossed = (first.excess > 0) != (second.excess > 0)
 
@@ -396,8 +394,8 @@ def close(
       log: whether to search in the log of the parameter, in which most accountants are
         nearly linear.
 
-    Reference: Oliveira and Takahashi (2020), https://doi.org/10.1145/3423597, with κ₁
-    (b − a) = 0.01, κ₂ = 2, n₀ = 1.
+    Reference: Oliveira and Takahashi (2020), https://doi.org/10.1145/3423597, with
+    κ₁ (b − a) = 0.01, κ₂ = 2 and n₀ = 1, for the first bracket [a, b].
     """
 
     def cond(bracket: _Bracket) -> jax.Array:

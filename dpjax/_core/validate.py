@@ -221,7 +221,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def diameter(value: object) -> bool:
-    """Raise unless value > 0, and return whether the diameter of a set can be finite.
+    """Raise unless value, a set's diameter, is > 0; return whether it can be finite.
 
     An infinite diameter means that the set is not bounded. A traced value can be
     finite.
