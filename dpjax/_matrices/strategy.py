@@ -13,7 +13,7 @@ arrive one step after the other. The recursion stores as many vectors as the lon
 polynomial has coefficients after its leading 1.
 
 Training uses float32. If training rounded the numbers of a strategy, training and the
-accountants would use different numbers. So each of these numbers must be a float32.
+accountants would use different numbers. So each number must be exact in float32.
 """
 
 import functools
@@ -387,8 +387,9 @@ class StrategySpec(NamedTuple):
     def toeplitz(self, num_steps: int) -> Toeplitz:
         """The Toeplitz matrix T of C = T diag(1 / f), for a run of num_steps steps.
 
-        The result has at most num_steps coefficients n_k and as many d_k. Further
-        coefficients do not change the first num_steps rows of C.
+        The result has at most num_steps coefficients n_k, and at most num_steps
+        coefficients d_k. Further coefficients do not change the first num_steps rows of
+        C.
         """
         rows = self.numerator, self.denominator
         return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))

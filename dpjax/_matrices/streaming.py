@@ -183,8 +183,8 @@ def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Noise
         # result of a division is computed once and stored, because a division counts as
         # expensive. The old first row then enters y alone, and XLA need not copy this
         # row before writing the new row. XLA does not know that the divisor is 1, as
-        # steps count from 1. XLA would turn a division by a number that no other
-        # division shares into a product, and removes optimization barriers too early.
+        # steps count from 1. XLA would turn a division into a product if no other
+        # division had this divisor, and removes optimization barriers too early.
         one = jnp.where(step > 0, jnp.float32(1), jnp.nan)
         z = jax.tree.map(lambda z: z / one.astype(z.dtype), z)
         y = jax.tree.map(lambda z, m: (z + m[0]) / one.astype(z.dtype), z, memory)
@@ -258,7 +258,7 @@ def buffered_tree(
     noise of the largest node that ends with step t, and j is the level of this node.
     Row i of the memory stores the noise of the latest node of level i. The highest
     level in the run has a single node, whose noise no later step needs. So this level
-    has no row. Its noise overwrites the last row, which no later step reads.
+    has no row. The node's noise overwrites the last row, which no later step reads.
 
     With `stores_result`, the rows store y_t in place of z_t. The stream is then
     y_t = z_t + Σ_{i<j} w_i y_{t−2^i}.

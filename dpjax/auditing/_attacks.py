@@ -84,7 +84,7 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
       therefore only noise.
 
     Raises:
-      ValueError: norm is not positive.
+      ValueError: norm is not positive and finite.
 
     Example:
       >>> import jax, jax.numpy as jnp, dpjax
@@ -164,8 +164,7 @@ def white_by_strategy(strategy: Strategy) -> Whiten:
       A linear map of released values in T steps, from f[T, k] to f[T, k].
 
     Raises:
-      ValueError: the argument of the returned map has a number T of steps that the
-        strategy does not support.
+      ValueError: from the returned map, if the strategy does not support T steps.
 
     Reference: Denisov et al. (2022): for sums x, releasing x + C⁻¹z is equivalent to
     releasing C x + z.
@@ -258,7 +257,7 @@ def mixture_scores(
       canary's score for all steps is the sum of the canary's scores for single steps.
 
     Raises:
-      ValueError: the shapes do not match, or stddev is not positive.
+      ValueError: the shapes do not match, or stddev is not positive and finite.
 
     Reference: Neyman and Pearson (1933), https://doi.org/10.1098/rsta.1933.0009.
 
@@ -321,9 +320,9 @@ def train_many(
       run: a function from a data set and one typed key to the released values, a tree
         of arrays, such as the last iterate or all updates of `jax.lax.scan`.
         `train_many` vmaps the function over keys. Make the optimizer inside the
-        function, since the key is a tracer. The function may call any solver of
-        `dpjax.solvers`, which calibrates its noise in each call of the function. If
-        batch_size is None, jit the expensive parts of the function.
+        function, since the key is a tracer. If batch_size is None, the function may
+        call any solver of `dpjax.solvers`. In this case, jit the expensive parts of
+        the function.
       data: the data set with the audited example.
       neighbour: the data set without the audited example, or with another example in
         place of the audited one. The shapes of neighbour and data may differ.
@@ -331,8 +330,8 @@ def train_many(
       key: one typed key, from which `train_many` derives a key for each run.
       batch_size: the number of runs that a compiled loop computes at the same time.
         With None, `train_many` computes all runs at the same time, without a loop and
-        without jit. The loop traces everything that a run does. If a run calibrates a
-        solver's noise, batch_size must be None, since calibration cannot be traced.
+        without jit. If run calls a solver that calibrates its noise, batch_size must be
+        None, since the loop traces all of run, and calibration cannot be traced.
 
     Returns:
       `Outputs`, with leading axes of length num_runs.

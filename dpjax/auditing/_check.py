@@ -3,10 +3,10 @@
 Noise does not affect this test. The function must be deterministic: if the function
 draws noise, it must use a fixed key. Two results then contain the same noise, which
 cancels in the difference of the results. For neighbouring batches, the norm of the
-difference is a lower bound on the sensitivity. To make such batches, the test removes
-an example from a batch, or replaces the example by another example or by an extreme
-example. The test makes the change in the whole batch, in parts of the batch, and in a
-batch of the changed example alone.
+difference is a lower bound on the sensitivity. To make neighbouring batches, the test
+removes an example from a batch, or replaces the example by another example or by an
+extreme example. The test makes each change in the whole batch, in parts of the batch,
+and in a batch of the changed example alone.
 
 The test also makes changes that must not move the result at all: other values at masked
 positions, more masked positions, and another order of the batch.
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
       change: a description of the change.
       distance: the L2 distance between the function's results without and with the
         change; inf if an entry of the difference is not finite.
-      allowed: the maximum allowed distance, including rounding errors.
+      allowed: the maximum allowed distance, which includes a bound on rounding errors.
       example: the index in the batch of the changed example. For a change of the order
         or of the number of masked positions, this index has no meaning.
     """
@@ -62,7 +62,7 @@ class Report(NamedTuple):
 
     @property
     def worst(self) -> Finding:
-        """The change with the largest ratio of its distance to its allowed distance."""
+        """The finding with the largest ratio of distance to allowed distance."""
         # The allowed distance may be 0 for a change that must not move the result.
         return max(self.findings, key=lambda x: x.distance / max(x.allowed, 1e-300))
 
@@ -118,8 +118,8 @@ def check(
       of the batch.
 
     Raises:
-      ValueError: sensitivity is not positive, the batch has fewer than 2 examples, or
-        the leaves of data do not share a leading axis.
+      ValueError: sensitivity is not positive and finite, the batch has fewer than 2
+        examples, or the leaves of data do not share a leading axis.
 
     Privacy: `check` compares some pairs of neighbouring batches, and therefore bounds
     the sensitivity from below. A passed check is no proof of privacy, and says nothing
@@ -127,8 +127,9 @@ def check(
     sensitivity plus a bound on the rounding errors of a sum of b terms. For changes
     that must not move the result, the allowed distance is the bound on rounding errors
     alone. Under REPLACE, the batches with and without an example are not neighbours,
-    but `check` compares their results with the same allowed distance. A clipped sum
-    passes this comparison. A mean over the valid examples may fail it.
+    but `check` allows the same distance between the results for these batches. A
+    clipped sum moves by no more than this distance. A mean over the valid examples may
+    move farther.
 
     Reference: "Re:cord-play", https://arxiv.org/abs/2602.17454, compares runs on
     neighbouring data sets under the same randomness.

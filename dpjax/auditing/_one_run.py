@@ -14,10 +14,10 @@ bound is valid whether or not all smaller values are also refuted.
 *Proof.* For each value x of the parameter, let n(x) be the minimum number of right
 guesses that refutes x. All larger numbers also refute x. The mechanism is (ε, δ)-DP or
 μ-GDP with the true value, and therefore with every larger value. Among the values above
-the true value, let θ be a value with the smallest n(θ). If the lower bound exceeds the
-true value, then the number of right guesses is at least n(θ). Since the mechanism is
-(ε, δ)-DP or μ-GDP with the value θ, the probability of n(θ) or more right guesses is at
-most 1 − confidence.
+the true value, let θ be a value with the smallest n(θ). Suppose that the lower bound x
+exceeds the true value. Since x is refuted, the number of right guesses is at least
+n(x), and therefore at least n(θ). Since the mechanism is (ε, δ)-DP or μ-GDP with the
+value θ, the probability of n(θ) or more right guesses is at most 1 − confidence.
 """
 
 import jax
@@ -178,8 +178,8 @@ def one_run_epsilon_lower(
       1 − confidence among these bounds.
 
     Raises:
-      ValueError: an argument is out of range, or guess_in + guess_out is not from 1 to
-        m.
+      ValueError: an argument is out of range; scores and included have last axes of
+        different lengths; or guess_in + guess_out is not from 1 to m.
 
     Privacy: the result bounds the mechanism's ε from below, and is no guarantee. Scores
     may depend on each other in any way. The bound is for the adjacency ADD_REMOVE or
@@ -233,8 +233,8 @@ def one_run_mu_lower(
       1 − confidence among these bounds.
 
     Raises:
-      ValueError: an argument is out of range, or guess_in + guess_out is not from 1 to
-        m.
+      ValueError: an argument is out of range; scores and included have last axes of
+        different lengths; or guess_in + guess_out is not from 1 to m.
 
     Privacy: the result bounds the mechanism's μ from below, and is no guarantee. Scores
     may depend on each other in any way. The bound is for the adjacency ADD_REMOVE or

@@ -9,11 +9,12 @@ Pearson's confidence intervals bound the rates. These intervals assume that the 
 with the example are independent draws from one distribution, and that the scores
 without the example are independent draws from another distribution.
 
-The threshold may be one of n scores, say the kth largest. The probability that a new
-score is above this threshold is at most the upper confidence bound for k − 1 successes
-in n trials. The probability that a new score is at least this threshold is at least the
-lower confidence bound for k successes in n trials. A union bound over k therefore gives
-a confidence band over all thresholds.
+Suppose that the threshold is the kth largest of n scores, and that a new score has the
+same distribution as these n scores. The probability that the new score is above the
+threshold is at most the upper confidence bound for k − 1 successes in n trials. The
+probability that the new score is at least the threshold is at least the lower
+confidence bound for k successes in n trials. A union bound over k therefore gives a
+confidence band over all thresholds.
 
 For Gaussian scores of a Gaussian mechanism, `gaussian_mu_lower` uses no thresholds. Its
 bound is from the means and the standard deviation of the scores.
@@ -269,11 +270,11 @@ def epsilon_lower(
 
     Returns:
       A lower bound ε, f[*b], rounded down: with this confidence, the mechanism is not
-      (ε′, δ)-DP for any ε′ < ε. The result is the largest of the bounds at up to about
-      2π√m thresholds, which are the scores in scores_out at certain ranks, or 0 if no
-      bound is positive. The bounds on the true-positive rate use up to about 2π√n
-      scores in scores_in. By a union bound over the ranks of these scores, all bounds
-      hold simultaneously.
+      (ε′, δ)-DP for any ε′ < ε. The thresholds are up to about 2π√m of the scores in
+      scores_out, at certain ranks. The result is the largest of the bounds at these
+      thresholds, or 0 if no bound is positive. The bounds on the true-positive rate use
+      up to about 2π√n of the scores in scores_in. By a union bound over the ranks of
+      all scores in use, all bounds hold simultaneously.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
@@ -504,13 +505,13 @@ def gaussian_mu_lower(
     Returns:
       A lower bound on μ, f[*b], rounded down. Let q be the difference of the means of
       the two distributions of scores, divided by the standard deviation of these
-      distributions. The μ of the mechanism is at least q. In exact arithmetic, and for
-      q >= 0, the bound exceeds q with a probability of exactly 1 − confidence. The
-      returned bound is slightly lower, since it allows each score an error of two units
-      in the last place of the largest score, but never negative. If all scores_in are
-      equal and all scores_out are equal, the bound is inf if scores_in exceed
-      scores_out by more than these errors, and 0 otherwise. If a score is NaN, the
-      bound is 0.
+      distributions. The μ of the mechanism is at least q. For q >= 0 and in exact
+      arithmetic, the bound would exceed q with a probability of exactly
+      1 − confidence. The returned bound is slightly lower, since it allows each score
+      an error of two units in the last place of the largest score. The returned bound
+      is never negative. If all scores_in are equal and all scores_out are equal, the
+      bound is inf if scores_in exceed scores_out by more than these errors, and 0
+      otherwise. If a score is NaN, the bound is 0.
 
     Raises:
       ValueError: an argument is out of range, or there are too few scores.

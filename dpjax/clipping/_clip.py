@@ -344,7 +344,8 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
 
     Raises:
       ValueError: clip_norm is not one positive number. When updates are transformed:
-        their leading axes differ, are missing or are empty; a leaf is not real.
+        the updates have no leaves; their leading axes differ, are missing or are empty;
+        a leaf is not real.
 
     Privacy: one example moves the sum by at most C (2C under `Adjacency.REPLACE`).
 

@@ -450,10 +450,10 @@ def clipped_grad(
         float64, even if `jax_enable_x64` is off. Products of float32 cover at most 128
         rows at a time, where rows are, for example, the positions of a sequence.
         Gradients are clipped to C / (1 + h), where h bounds the effect of one example
-        on the sum's rounding. h depends on shapes alone. It is about 2⁻²³ b, plus up to
-        .0021, plus up to .0041 if an example has 64 rows or more, plus the rounding of
-        float64, which is 2e-4 for 4,000 examples of 128 rows (docs/bits.md). "auto" is
-        then "bookkeeping" or "vmap", and "ghost" is not available.
+        on the sum's rounding. h depends on shapes alone, and is about the sum of four
+        terms (docs/bits.md): 2⁻²³ b; up to .0021; up to .0041 if an example has 64 rows
+        or more; and the rounding of float64, which is 2e-4 for 4,000 examples of 128
+        rows. "auto" is then "bookkeeping" or "vmap", and "ghost" is not available.
 
     Returns:
       A function `fn(*args, mask=None)` that returns `(grads, per_example)`. grads is
@@ -470,11 +470,12 @@ def clipped_grad(
     Raises:
       ValueError: a clip norm is not one positive number; argnums and batch_argnums
         overlap or are otherwise invalid; the engine or the arithmetic is unknown; the
-        engine is "ghost" with arithmetic="discrete"; microbatch_size is below 1. When
-        the function is called: argnums or batch_argnums name an argument that the call
-        lacks; the leading axes of batch arguments differ, are missing or are empty; the
-        mask has another shape or dtype; clip_norm is no prefix tree of the arguments in
-        argnums; these arguments are not real; the loss is not a real scalar; the loss
+        engine is "ghost" with arithmetic="discrete"; microbatch_size is given, but
+        is not a positive integer. When the function is called: argnums or batch_argnums
+        name an argument that the call lacks; the batch arguments have no leaves, or
+        their leading axes differ, are missing or are empty; the mask has another shape
+        or dtype; clip_norm is no prefix tree of the arguments in argnums; an argument
+        in argnums has a leaf that is not real; the loss is not a real scalar; the loss
         or its derivative communicates along a named axis, and so depends on other
         examples, as BatchNorm in training mode does.
       RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs, or
@@ -484,8 +485,9 @@ def clipped_grad(
         may vary from run to run, and the bound on their rounding does not hold.
 
     Warns:
-      UserWarning: no example whose mask is True has a finite gradient, in a call
-        outside jit. Under jit, `dpjax.metrics` counts the examples that contribute.
+      UserWarning: in a call outside jit, the mask is True for at least one example, but
+        no example whose mask is True has a finite gradient. Under jit, use
+        `dpjax.metrics` to count the examples that contribute.
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, and 2C under
     REPLACE. With several bounds, C² is the sum of their squares. This holds for every
@@ -578,13 +580,15 @@ def explain(
       An `Explanation` with one row for each parameter. A row has the parameter's path
       and shape, and the equations that combine the parameter with values that depend
       on the example. The row also states how the norm is computed: "rows" for rows of
-      activations and cotangents, "gradients" for per-example gradients, or "none" for a
-      parameter that does not enter the loss. A row with "gradients" gives the reason.
-      Each row has the estimated costs per example of this engine and of the vmap
-      engine. `print` shows a table. `.auto` is the engine that engine="auto" selects.
+      activations and cotangents, "gradients" for per-example gradients, or "none" if
+      the loss has no derivative by the parameter. A row with "gradients" gives the
+      reason. Each row has the estimated costs per example of this engine and of the
+      vmap engine. `print` shows a table. `.auto` is the engine that engine="auto"
+      selects with arithmetic="real".
 
     Raises:
-      ValueError: as for `clipped_grad` and for a call of its result.
+      ValueError: as for `clipped_grad` and for a call of its result. But the leading
+        axes of the batch arguments are not checked.
 
     Example:
       >>> import jax.numpy as jnp

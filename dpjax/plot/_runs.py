@@ -109,14 +109,15 @@ def compare(
         figure.
 
     Returns:
-      The Axes, whose `child_axes` are three panels: the noise multiplier σ of the sums
-      of clipped gradients, ε rounded up, and the signal-to-noise ratio of a run. The
-      signal is the norm of a batch's sum of clipped gradients, if all gradients have
-      the clip norm and the same direction. The noise is the standard deviation of the
-      noise along this direction. With batch size b, the ratio is b / σ for one step,
-      and √T b / σ for T steps. If b and σ vary from step to step, the ratio is the
-      square root of the sum of (b / σ)² over steps. For correlated noise C⁻¹z, the
-      noise in this ratio is the independent noise z.
+      The Axes, whose `child_axes` are three panels with a bar for each plan: the noise
+      multiplier σ of the sums of clipped gradients, ε, and the signal-to-noise ratio of
+      a run. The texts at the bars give σ and ε rounded up. The signal is the norm of a
+      batch's sum of clipped gradients, if all gradients have the clip norm and the same
+      direction. The noise is the standard deviation of the noise along this direction.
+      With batch size b, the ratio is b / σ for one step, and √T b / σ for T steps. If b
+      and σ vary from step to step, the ratio is the square root of the sum of (b / σ)²
+      over steps. For correlated noise C⁻¹z, the noise in this ratio is the independent
+      noise z.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -160,11 +161,11 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
 
     Returns:
       The Axes, with a row for each mechanism. If `dpjax.plan` can make a plan with the
-      mechanism, the row has a bar. The bar's length is the root mean square, over
-      steps, of the noise in the output of the plan's workload, divided by the minimum
-      of this root mean square over all mechanisms. The bar's label gives the bar's
-      length and the noise multiplier σ. If `dpjax.plan` cannot make a plan with the
-      mechanism, the row has the text "no plan" in place of a bar.
+      mechanism, the row has a bar. Let e be the root mean square, over steps, of the
+      mechanism's noise in the output of the plan's workload. The bar's length is e
+      divided by the least e of all mechanisms. The bar's label gives the bar's length
+      and the noise multiplier σ. If `dpjax.plan` cannot make a plan with the mechanism,
+      the row has the text "no plan" in place of a bar.
 
     Raises:
       ImportError: matplotlib is not installed.

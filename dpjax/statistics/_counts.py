@@ -173,16 +173,16 @@ def quantile(
 
     Args:
       data: the private examples, f[n].
-      shares: q, one number or k numbers in (0, 1), such as 0.5 for the median.
-      lower: a public lower bound of the quantiles, below upper.
-      upper: a public upper bound of the quantiles.
+      shares: q, one number or k numbers in (0, 1), static, such as 0.5 for the median.
+      lower: a public lower bound of the quantiles, static, below upper.
+      upper: a public upper bound of the quantiles, static.
       noise_multiplier: z, at least 0: the noise standard deviation divided by the
         maximum L2 norm of one example's contributions to the counts of all shares in
         all steps.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
-      num_steps: t, the number of bisections, 1 to 52. More steps give a finer result
-        and more noise in each count.
+      num_steps: t, the number of bisections, static, from 1 to 52. More steps give a
+        finer result and more noise in each count.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
@@ -196,7 +196,7 @@ def quantile(
       ValueError: as for `mean`, with z √t in place of z and k in place of d; data is
         not f[n]; shares is neither a number nor a vector, or is empty; a share is not
         in (0, 1); num_steps is not an integer from 1 to 52; lower or upper is traced or
-        infinite; lower is not below upper.
+        not finite; lower is not below upper.
 
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
     REPLACE, μ is at most 2 / z. An example that is NaN or infinite contributes zero to

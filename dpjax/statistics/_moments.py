@@ -208,9 +208,9 @@ def variance(
     Args:
       data: the private examples, f[n, ...].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, at least 0: the standard deviation of the noise divided by
-        the maximum L2 norm of one example's contribution to all sums together. The
-        contribution and the noise are those of examples divided by C.
+      noise_multiplier: z, at least 0: the standard deviation of the noise in each sum.
+        The sums are scaled such that one example's contribution to all sums together
+        has an L2 norm of at most 1.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       num_examples: N, the public number by which sums are divided. None stands for n,
@@ -280,9 +280,9 @@ def covariance(
     Args:
       data: the private examples, f[n, d].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, at least 0: the standard deviation of the noise divided by
-        the maximum L2 norm of one example's contribution to all sums together. The
-        contribution and the noise are those of examples divided by C.
+      noise_multiplier: z, at least 0: the standard deviation of the noise in each sum.
+        The sums are scaled such that one example's contribution to all sums together
+        has an L2 norm of at most 1.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       num_examples: N, the public number by which sums are divided. None stands for n,
@@ -431,8 +431,8 @@ def standardize(
         privacy as one `mean` with the noise multiplier z.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
-      share: the share of the release's μ² that the center costs, in (0, 1). The scale
-        costs the rest.
+      share: the share of the release's μ² that the center costs, static, in (0, 1).
+        The scale costs the rest.
       num_examples: the public number by which sums are divided. None stands for n, and
         is invalid under ADD_REMOVE.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
@@ -440,8 +440,9 @@ def standardize(
     Returns:
       A `Released`: a `Standardization` with arrays f[...], and an event that describes
       both mechanisms to accountants. A scale is the square root of a noisy variance. So
-      that every scale is positive, each variance is first raised to at least the
-      standard deviation of the variance's noise with "real" arithmetic.
+      that every scale is positive, each noisy variance is first raised to at least the
+      standard deviation of its noise. With "discrete", this minimum is the standard
+      deviation that the noise would have with "real".
 
     Raises:
       ValueError: as for `mean`; share is not in (0, 1); noise_multiplier is traced or

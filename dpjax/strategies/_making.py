@@ -63,9 +63,9 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
         step cancels some of the noise of earlier steps.
 
     Raises:
-      ValueError: a zero or a pole is outside (−1, 1), as given or as a root of the
-        polynomial with float32 coefficients; zeros and poles differ in number, or are
-        empty.
+      ValueError: a zero or a pole is outside (−1, 1); rounding a polynomial's
+        coefficients to float32 moves a root out of (−1, 1); zeros and poles are not
+        vectors of the same length; or zeros and poles are empty.
 
     Reference: the buffered linear Toeplitz matrices of McMahan, Xu and Zhang (2024),
     https://arxiv.org/abs/2408.08868, who define these matrices by partial fractions.
@@ -90,10 +90,9 @@ def banded(coefficients: ArrayLike) -> Toeplitz:
 
     Args:
       coefficients: c_0, ..., c_{p−1}, f[p], finite, with c_0 = 1. The noise is computed
-        by a recursion with these coefficients. If the polynomial Σ c_k y^k in a complex
-        number y has a zero within the unit circle, the noise grows from step to step.
-        The caller must choose a polynomial without such zeros. This condition is not
-        checked.
+        by a recursion with these coefficients. If the polynomial Σ c_k y^k has a
+        complex zero y with abs(y) <= 1, the noise grows from step to step. The caller
+        must choose a polynomial without such zeros. This condition is not checked.
 
     Raises:
       ValueError: the coefficients are not a finite vector that begins with 1.
@@ -217,8 +216,9 @@ def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     checked, and their coefficients are not rounded.
 
     Raises:
-      ValueError: a concrete root is outside (−1, 1), as given or after the coefficients
-        are rounded; there is no root; or the roots are not a vector of real numbers.
+      ValueError: a concrete root is outside (−1, 1); rounding the coefficients moves a
+        root out of (−1, 1); there is no root; or the roots are not a vector of real
+        numbers.
     """
     concrete_roots = validate.real_vector(name, roots)
     if concrete_roots is None:

@@ -29,11 +29,11 @@ sensitivity is at least as large. So the bound also holds for such an order.
 where T is now a Toeplitz matrix and s has a weight for each step. The noise is C⁻¹z for
 independent Gaussian z. In step t this noise is (T⁻¹z)_t times the factor f_t = 1 / s_t.
 The error is proportional to ‖A diag(f) T⁻¹‖_F. Let π be the steps in which an example
-takes part, and let G_π have the entries of |TᵀT| in π × π. Then the sensitivity is at
-most the maximum of r_π = √(sᵀG_π s) over all π. In a fixed order, each position in the
-epoch has one π. At the best s, r_π is the same for every position. So each s_t is
-divided by r_π for the position of step t, and the search then minimizes the error
-alone.
+takes part. Let G_π have the entries of |TᵀT| in π × π, and zeros elsewhere. Then the
+sensitivity is at most the maximum of r_π = √(sᵀG_π s) over all π. In a fixed order,
+each position in the epoch has one π. At the best s, r_π is the same for every position.
+So each s_t is divided by r_π for the position of step t, and the search then minimizes
+the error alone.
 
 For independent noise, T = I. Then the squared error is proportional to Σ_t w_t / s_t²,
 where w_t is the squared norm of column t of A. An example's squared sensitivity is
@@ -332,7 +332,7 @@ def _start_point(
 
 
 class Optimized(Toeplitz):
-    """A `Toeplitz` strategy, with a bound `gap` on its error relative to the least.
+    """A `Toeplitz` strategy; `gap` bounds the ratio of its error to the least error.
 
     Attributes:
       product: the error in the workload for which the strategy was optimized, times the
@@ -403,7 +403,8 @@ def optimize(
       not apply, and `gap` is NaN.
 
     Raises:
-      ValueError: an argument is out of range; a number of the workload is traced.
+      ValueError: an argument is out of range; a number of the workload is traced; or
+        all rates of the workload are 0.
 
     Reference: L-BFGS-B (scipy) minimizes the product of μ and the error. The search
     starts at a strategy near the square root of the workload's matrix.
@@ -543,8 +544,9 @@ def scheduled(
 
     The best factors are those with the least error at the same privacy.
 
-    If learning rates fall, later sums matter less to the result. Later steps may then
-    have more noise, which allows less noise in earlier steps at the same privacy.
+    If learning rates fall, later gradient sums matter less to the result. Later steps
+    may then have more noise, which allows less noise in earlier steps at the same
+    privacy.
 
     Args:
       strategy: a Toeplitz strategy, such as a result of `optimize`.
@@ -558,11 +560,12 @@ def scheduled(
     Returns:
       The strategy with factors f, scaled so that the mean of f⁻² is 1. For independent
       noise these factors are the best. For other strategies the factors are the result
-      of a descent. At the same μ, the error is at most that of the strategy without
-      factors.
+      of a descent. At the same μ, the error is at most the error of the strategy
+      without factors.
 
     Raises:
-      ValueError: an argument is out of range; a number is traced.
+      ValueError: an argument is out of range; a number of the strategy or of the
+        workload is traced; or all rates of the workload are 0.
 
     Reference: for independent noise, the method of Lagrange multipliers gives the
     factors in closed form. For other noise, L-BFGS-B (scipy) minimizes the error.

@@ -56,7 +56,7 @@ instead, and so works for any function.
    position, without pairs.
 7. `evaluate.engine` computes norms, clipping factors and sums from the recorded inputs
    and cotangents of a batch. `evaluate.at_component` has the functions for one
-   component. All computations are in float32 or wider and at the highest precision,
+   component. These computations are in float32 or wider and at the highest precision,
    because the bound on an example's influence relies on the norms. The sum comes from
    the same pass (book-keeping) or from a second pass (ghost, `evaluate.two_passes`).
    With a second pass, no activations or cotangents of the first pass are stored.
@@ -70,17 +70,18 @@ instead, and so works for any function.
    sum of gradients back once if the maps from leaves to operands follow the rounding
    model. The norm then includes a bound on the rounding errors of the pull-back.
 
-**Rounding.** The Gram form adds terms ⟨x_t, x_s⟩⟨d_t, d_s⟩ of both signs. The sum may
-be a small difference of large terms. `factors.square_norm` adds a bound on the
-rounding error, by the model in `_core.rounding`, so that a norm is never
+**Rounding.** The Gram form adds terms ⟨x_t, x_s⟩⟨d_t, d_s⟩ of both signs. The sum of
+these terms may be much smaller than the terms. `factors.square_norm` adds a bound on
+the rounding error, by the model in `_core.rounding`, so that a norm is never
 underestimated. `square_norm` also scales rows, so that no square overflows unless the
-squared gradient overflows. If the sum is not made of the gradients from which the norms
-were computed, a norm is also at least 1/512 of the size of the gradient's terms, such
-as Σ_t ‖x_t‖‖d_t‖. Otherwise large terms that cancel could make a partial sum so large
-that rounding removes the contributions of other examples. docs/clipping.md says how
-much accuracy these bounds cost. Products on TPUs are outside the rounding model. So on
-TPUs engine="auto" computes all norms from per-example gradients, and makes the sum of
-the same gradients. The choice is made at lowering, when the platform is determined.
+squared gradient overflows. Some clipped sums are not made of the gradients from which
+the norms were computed. For these sums, a norm is also at least 1/512 of the size of
+the gradient's terms, such as Σ_t ‖x_t‖‖d_t‖. Without this minimum, large terms that
+cancel could make a partial sum so large that rounding removes the contributions of
+other examples. docs/clipping.md says how much accuracy these bounds cost. Products on
+TPUs are outside the rounding model. So on TPUs engine="auto" computes all norms from
+per-example gradients, and makes the sum of the same gradients. The choice is made at
+lowering, when the platform is determined.
 
 **Limits.** The engine forms per-example gradients for a parameter inside cond,
 while_loop or a custom derivative. The engine also forms per-example gradients for a

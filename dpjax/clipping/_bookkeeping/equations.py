@@ -185,7 +185,7 @@ class Comparable(Generic[PartT]):
 
 
 def describe_equation(eqn: jex.JaxprEqn) -> Hashable:
-    """A description of an equation without variable names and values of literals.
+    """Describe an equation, but not its variables' names or its literals' values.
 
     The description has the equation's primitive, its parameters, the types of its
     inputs and outputs, and its context, such as its mesh.

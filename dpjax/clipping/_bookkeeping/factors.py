@@ -115,8 +115,8 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     where P = (|α̂| + e_α)(|δ̂| + e_δ). The right-hand side has absolute value at most P.
     So the rounding error of the sum of right-hand sides over t and s is at most a
     relative rounding error times the sum of P. The inner product α of two one-hot rows
-    is 0 or 1. So one-hot rows are added up by position, without inner products, in time
-    and memory linear in the number of rows.
+    is 0 or 1. So one-hot rows are added up by position, without inner products of all
+    pairs.
 
     Two other computations have rounding errors: the scaling of rows, and the sum
     Σ_t a_t ⊗ d_t for the clipped sum. Their errors are at most γ″ Σ_t ‖a_t‖‖d_t‖, where
@@ -209,11 +209,11 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
 def mark_large(factors: Factors, clip_norm: ArrayLike, swapped: bool) -> Factors:
     """Make right rows infinite where underflows could change a term of a clipped sum.
 
-    `factors` has activations as left rows and cotangents as right rows. The norm of
-    an example with an infinite entry is infinite or NaN, so that the example
-    contributes zero. XLA replaces numbers below tiny = 2⁻¹²⁶ by zero, also entries of
-    scaled cotangents. This changes a sum of T outer products f[n, p] in each of g
-    groups by at most tiny √(gnp) T times the largest activation. The limit of this
+    `factors` has activations as left rows and cotangents as right rows. The norm of an
+    example with an infinite entry is infinite or NaN, so that the example contributes
+    zero. XLA replaces numbers below tiny = 2⁻¹²⁶ by zero. If entries of scaled
+    cotangents are replaced, a sum of T outer products f[n, p] in each of g groups
+    changes by at most tiny √(gnp) T times the largest activation. The limit of this
     change is 2⁻³² clip_norm. Hence the changes at a thousand equations add up to less
     than 2⁻²² clip_norm. XLA also replaces the reciprocal of a number above 1 / tiny by
     zero. So activations also have the limit 2¹⁰⁰. Cotangents have the limit 2¹⁰⁰ if
@@ -237,7 +237,7 @@ def mark_large(factors: Factors, clip_norm: ArrayLike, swapped: bool) -> Factors
 def _largest_entries(x: jax.Array) -> jax.Array:
     """The largest absolute entry f[..., 1] of each row f[..., n].
 
-    For a row of zeros, the result is the dtype's smallest normal number.
+    The result is at least the dtype's smallest normal number, also for a row of zeros.
     """
     return jnp.max(jnp.abs(x), axis=-1, keepdims=True, initial=jnp.finfo(x.dtype).tiny)
 

@@ -460,8 +460,7 @@ def _clamp_indices(
     """Clamp entry j of each index vector, i[..., k], to the range 0 to limits[j].
 
     The comparison is in the dtype of the indices, since int32 may be too narrow for the
-    indices. This dtype may be too narrow for an entry of `limits`. So entries above the
-    dtype's maximum are reduced to this maximum.
+    indices. An entry of `limits` above this dtype's maximum is replaced by the maximum.
 
     Returns:
       The clamped indices in int32, and whether each vector was in bounds, bool[...].

@@ -161,7 +161,8 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], searched: _Searched) -> No
     """Raise ValueError if a jaxpr, or a custom derivative in it, communicates.
 
     Communication is a collective over a named axis. A custom derivative is searched
-    only if an input of its equation depends on an active input of the jaxpr.
+    only if an input of its equation depends on an active input of the jaxpr. The body
+    of a shard_map is not searched.
 
     Args:
       jaxpr: the jaxpr to search.

@@ -50,8 +50,8 @@ class Member(NamedTuple):
 
     Attributes:
       operand_index: the operand's index among the component's operands.
-      axes: for each axis of the operand, the corresponding axis of the root. The value
-        -1 occurs only for axes of size one.
+      axes: for each axis of the operand, the corresponding axis of the root. For some
+        axes of size one, the entry is -1 and names no axis of the root.
     """
 
     operand_index: int
@@ -107,9 +107,9 @@ class Component(NamedTuple):
 
         A block is a part of the loss that `jax.checkpoint` encloses. Blocks compute the
         norms and sums if three conditions hold: the leaves meet the example only in
-        such blocks, the component has `roots`, and each entry of a leaf enters a block
-        only once, in a single iteration of any scan. The squared norms from the blocks
-        then add up to the squared norm over the leaves.
+        blocks; the component has `roots`; and each entry of a leaf enters at most one
+        block, and at most one iteration of a scan around the block. The squared norms
+        from the blocks then add up to the squared norm over the leaves.
         """
         return (
             self.roots is not None
@@ -403,8 +403,8 @@ def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     """The input axis of each output axis, for an equation that only changes the layout.
 
     A change of layout permutes axes, casts real numbers, or adds or removes axes of
-    size one. In the result, -1 occurs only for axes of size one. The result is None for
-    an equation that does more than change the layout.
+    size one. For some output axes of size one, the entry is -1 and names no input axis.
+    The result is None for an equation that does more than change the layout.
     """
     name = eqn.primitive.name
     if len(eqn.invars) == 0 or len(eqn.outvars) != 1:

@@ -98,9 +98,9 @@ class Plan(NamedTuple):
         engine stores the activations and cotangents of one block at a time, in each of
         two passes. The vmap engine stores gradients, in one pass. The selected engine
         is the engine that stores fewer numbers for an example. But if a parameter is
-        sharded along an explicit mesh axis, the selected engine is always ghost: if the
-        batch were sharded along the same axis, JAX would refuse the type of per-example
-        gradients.
+        sharded along an explicit mesh axis, the selected engine is always ghost. The
+        reason is that the batch may be sharded along the same axis. JAX then refuses
+        the type of per-example gradients.
 
         If no block stays checkpointed, the selected engine is book-keeping if all sites
         of some component have a rule (`RuledSite`), and the vmap engine otherwise. In
@@ -154,7 +154,7 @@ class Block:
       num_invariant: the number of inputs that depend on no example, which include the
         leaves.
       group_indices: for each leaf, the index of its clipping group in `groups`.
-      groups: the numbers that the distinct clipping groups of the leaves have in the
+      groups: for each distinct clipping group of the leaves, the group's number in the
         plan of the loss around the block.
       outputs: the indices of the block's outputs that are differentiated.
     """
@@ -422,7 +422,9 @@ class Row(NamedTuple):
       parameter: the parameter's path in the tree of parameters.
       shape: the parameter's shape.
       sites: the primitives that combine the parameter with the example. A name in
-        brackets, such as dense, says that the gradient is a sum of outer products.
+        brackets, such as dense, says that the gradient is a sum of outer products. The
+        name "output" stands for an output, of the loss or of a scan's body, that no
+        example enters.
       norm: the source of the norms: "rows" of activations and cotangents; "gradients"
         of each example; or "none" if the loss has no derivative by the parameter.
       cost: the estimated cost of the norms and the sum, in multiplications per example.
@@ -452,7 +454,7 @@ class Explanation:
 
     Attributes:
       rows: one row for each parameter.
-      auto: the engine that engine="auto" selects.
+      auto: the engine that engine="auto" selects with arithmetic="real".
     """
 
     rows: tuple[Row, ...]

@@ -335,10 +335,10 @@ def _analyse_scan(
     it. The cotangent of the zeros is then the operand's per-example gradient. The
     scan's inputs are of three types:
 
-    - A constant of the scan is tapped before the scan if, in the body, a value computed
-      from the constant would be tapped, and if this value is the same in all
-      iterations. The tap's cotangent is then the sum over the iterations. Otherwise
-      the sites of the constant are in the body.
+    - From a constant of the scan, the body may compute an operand that is the same in
+      all iterations. If this operand would be tapped in the body, the constant is
+      tapped before the scan instead. The tap's cotangent is then the sum over the
+      iterations. Otherwise the sites of the constant are in the body.
     - The sites of a scanned input are in the body, because each iteration uses another
       slice.
     - An operand that is the initial value of a carry is tapped before the scan. In the

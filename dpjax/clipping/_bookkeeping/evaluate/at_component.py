@@ -5,13 +5,14 @@ computed from these leaves with the example. Such a value is the site's operand.
 forward and backward pass over a batch records the inputs and cotangents of these
 equations.
 
-The first arguments of a function of a component are the component and its `Records`.
-The arguments of a function of a site are the site, the recorded values of the
-equation's inputs except the operand, and the cotangent of the equation's output. These
-arrays have a batch axis and then one axis for each scan around the equation. Jitted
-functions expect the component or the site wrapped in `Comparable`, so that JAX traces
-the function once for all components or sites with the same computation. The factors of
-a site are the rows whose outer products add up to its gradient (`factors`).
+Some functions here are for one component. Their first arguments are the component and
+its `Records`. Other functions are for one site. Their arguments are the site, the
+recorded values of the equation's inputs except the operand, and the cotangent of the
+equation's output. The recorded values and the cotangent have a batch axis and then one
+axis for each scan around the equation. Jitted functions expect the component or the
+site wrapped in `Comparable`, so that JAX traces the function once for all components or
+sites with the same computation. The factors of a site are the rows whose outer products
+add up to the operand's gradient (`factors`).
 """
 
 import functools
@@ -47,7 +48,8 @@ def canonicalize(
 
     The rule may change these arrays, for example by clamping the indices of a lookup,
     but not the gradient. Norms and sums are both computed from the changed arrays, so
-    that norms and sums are those of the same gradients.
+    that norms and sums are those of the same gradients. The arrays of a site without a
+    rule are returned unchanged.
     """
     # Most rules change no arrays. Then there is nothing to trace.
     ruled = isinstance(site, RuledSite)

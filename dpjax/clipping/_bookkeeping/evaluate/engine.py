@@ -1,8 +1,8 @@
 """Compute clipped sums from the recorded activations and cotangents of a batch.
 
-`clipped_sum` computes norms and sums from one forward and one backward pass. An engine
-that runs forward and backward twice calls `squares_alone` for the norms after the first
-time, and `sums_alone` for the sums after the second time.
+`clipped_sum` computes norms and sums from one forward and one backward pass. The ghost
+engine runs the loss forward and backward twice. This engine calls `squares_alone` for
+the norms after the first run, and `sums_alone` for the sums after the second run.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ class Part(NamedTuple):
         inputs of the computation from the leaves to the sites.
       rows: whether the component's norms come from rows of activations and cotangents.
         If not, the norms come from per-example gradients or from checkpointed blocks.
-      pull_back_bounds: a bound on the rounding errors of the pull-back from the sites
-        to the leaves, so that the sum can be pulled back once for the batch. The value
-        is None in four cases: the engine has one pass; the norms come from rows; a site
-        has more than `MAX_ROWS` rows; `evaluate.reach` has no bound for the pull-back.
+      pull_back_bounds: bounds for the pull-back from the sites to the leaves. With
+        bounds, the sum is pulled back once for the batch. The value is None in four
+        cases: the engine has one pass; the norms come from rows; a site has more than
+        `MAX_ROWS` rows; `evaluate.reach` has no bound for the pull-back.
     """
 
     component: Component

@@ -22,8 +22,8 @@ the difference of the two sums' rounding errors, divided by the clip norm C. Her
 - **The cast** of the sum of m gradients to float32 has an error of at most 2⁻²⁴ m C.
 
 The bound on the difference of the two errors is the sum of the bounds for both batches.
-If a block has rows of the changed slot alone, one of these bounds is zero, because the
-block is zero in the batch without the example.
+An empty slot contributes only zeros. So if the changed slot is empty in one batch, a
+block with rows of this slot alone has no rounding error in this batch.
 """
 
 import jax
@@ -71,10 +71,10 @@ def relative_error(plan: Plan | None, batch: int) -> float:
       batch: the number of slots of the whole batch, with or without an example.
 
     Returns:
-      η / C, for a bound η. If two batches are equal except for one slot, which is empty
-      in one of the batches, the L2 distance of the computed sums is at most the
-      distance of the exact sums plus η. If the slot has another example instead, the
-      distance of the computed sums is at most 2 C + 2 η.
+      η / C, for a bound η on the difference. If two batches are equal except for one
+      slot, which is empty in one of the batches, the L2 distance of the computed sums
+      is at most the distance of the exact sums plus η. If the slot has another example
+      instead, the distance of the computed sums is at most 2 C + 2 η.
     """
     # The rounding error η of two neighbouring batches has four parts.
     #

@@ -11,12 +11,13 @@ J_k gives if all its coefficients are replaced by their absolute values. The siz
 ‖|J_k||g_k|‖ of a term is at most ‖|J_k|‖ ‖g_k‖, with the spectral norm ‖|J_k|‖. So a
 bound on ‖|J_k|‖ gives bounds on both kinds of rounding errors.
 
-If the maps J_k only move entries, ‖|J_k|‖ is at most 1. If their linearised program
-only multiplies, adds and moves real numbers in float32 or wider, its operations round
-by the model in `_core.rounding`, and this module bounds ‖|J_k|‖ by √(c r). Here c is
-the maximum column sum of |J_k|, and r adds up, over the leaves, the maximum row sum in
-the rows of each leaf. For any other maps, and for maps with more than `MAX_ROWS`
-operations, the gradient of each example is pulled back separately.
+If the maps J_k only move entries, ‖|J_k|‖ is at most 1. Some other maps have a
+linearised program that only multiplies, adds and moves real numbers in float32 or
+wider. The operations of this program round by the model in `_core.rounding`, and this
+module bounds ‖|J_k|‖ by √(c r). Here c is the maximum column sum of |J_k|. Each leaf
+has its own rows of |J_k|, and r is the sum over the leaves of the maximum row sum among
+these rows. For all remaining maps, and for maps with more than `MAX_ROWS` operations,
+the gradient of each example is pulled back separately.
 """
 
 from typing import NamedTuple

@@ -91,11 +91,11 @@ def _outputs_of_one_example(
     inputs: Arrays,
     taps: Arrays,
 ) -> list[jax.Array]:
-    """The outputs of a checkpointed block for one example, with a custom derivative.
+    """The outputs of a checkpointed block for one example.
 
-    Under vmap, a batching rule replaces this function by `_batch_outputs`, whose
-    custom derivative is for the whole batch. A site is an input of the block that is
-    computed from parameters alone. A tap is an array of zeros for one site. The
+    Under vmap, a batching rule replaces this function by `_batch_outputs`, which has a
+    custom derivative for the whole batch. A site is an input of the block that is
+    computed from parameters alone. A tap is an array of zeros for one site. The custom
     derivative returns squared norms or sums as the taps' cotangents.
 
     Args:
