@@ -133,8 +133,7 @@ def best_plan(plan: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     returned plan is the `Comparison` of all mechanisms.
 
     Args:
-      plan: `dpjax.plan`, which is called once for each mechanism whose sampling allows
-        the adjacency.
+      plan: `dpjax.plan`, which makes the plan of each mechanism.
       arguments: the arguments that the caller passed to `dpjax.plan`, by name. The
         argument sampling or noise allows several mechanisms.
 
@@ -276,8 +275,8 @@ def _tree(mechanism: Mechanism, workload: Workload, arguments: dict[str, Any]) -
 
     A tree strategy is the binary tree mechanism for momentum with a given decay. The
     workload applies momentum to the gradient sums, and may then add up the results over
-    steps with another decay (`keep`). The function makes a tree strategy for each decay
-    of the momentum and for the decay of the sum over steps, and compares the strategies
+    steps, also with a decay (`keep`). Each decay of the workload gives one candidate:
+    the tree strategy for momentum with this decay. The function compares the candidates
     at equal privacy.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
@@ -338,8 +337,10 @@ def resolve_strategy(
         returns independent noise.
 
     Raises:
-      ValueError: workload or strategy does not fit the noise or the sampling; or
-        epsilon is missing, and the best strategy depends on epsilon.
+      ValueError: for independent noise, workload or strategy is given. For correlated
+        noise, workload and strategy are both given or both missing; the sampling does
+        not allow correlated noise or the strategy; epsilon is missing, and the best
+        strategy depends on epsilon.
     """
     if run.noise == "independent":
         if workload is not None or strategy is not None:

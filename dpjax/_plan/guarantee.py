@@ -91,6 +91,8 @@ _DELTAS = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3)
 class RunGuarantee:
     """The privacy guarantee of a planned run after a given number of its steps.
 
+    The arguments of its methods must be concrete numbers, not traced ones.
+
     Attributes:
       plan: the numbers of the run.
       num_steps: the number of steps that are released.

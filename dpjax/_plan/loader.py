@@ -59,8 +59,8 @@ class Examples(NamedTuple):
         Padding repeats the batch's last slot, with the mask False.
 
         Raises:
-          ValueError: when the first part is requested: size is not an integer of at
-            least 1.
+          ValueError: size is not an integer of at least 1. The iteration raises this
+            error, not the call.
         """
         size = validate.static_int("size", size, minimum=1)
         total = np.size(self.mask)
@@ -97,11 +97,12 @@ def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Exa
 
 
 def check(data: Any, plan: RunParameters) -> None:
-    """Raise ValueError unless data fits the number of examples and the unit of a plan.
+    """Raise ValueError unless a plan can draw its examples from data.
 
-    If the unit of the plan is a user, data must be the result of `by_user` or of
-    `Users.stacked`, and the number of users must be the plan's number of examples. If
-    the unit is an example, data must be neither of these results.
+    Data must be a tree of arrays, or support `len` and integer indexing. The number of
+    examples must be the plan's num_examples. If the unit of the plan is a user, a user
+    counts as one example, and data must be a result of `by_user` or `Users.stacked`. If
+    the unit is an example, data must not be a result of these functions.
     """
     if isinstance(data, Users | OfUser) != (plan.unit == "user"):
         raise ValueError(
@@ -152,11 +153,12 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
 def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
     """Move a batch's examples to uniformly random slots, with padding in between.
 
-    A slot is an index into the batch's arrays. The bound on the rounding of a float64
-    sum holds for two batches that differ in one slot only. If k examples are in
-    uniformly random slots, then any k − 1 of these examples are also in uniformly
-    random slots. So the batches of two data sets that differ in one example can be
-    coupled such that the batches differ in one slot only.
+    A slot is an index into the batch's arrays. If k examples are in uniformly random
+    slots, then any k − 1 of these examples are also in uniformly random slots. So the
+    batches of two data sets that differ in one example can be coupled such that the
+    batches differ in one slot only. The guarantee of arithmetic="discrete" needs this
+    coupling, because its bound on rounding errors is for batches that differ in one
+    slot.
     """
     key = jax.random.fold_in(keys.stream(key, "order of slots"), step)
     # This permutation is exactly uniform. JAX's own permutation is not, since two of

@@ -1,6 +1,6 @@
 """The ways in which a run draws its examples, and the privacy cost of each way.
 
-1. `Mechanism` is the interface of a way of sampling. One class draws the batches,
+1. `Mechanism` is the interface of a way of sampling. The same class draws the batches,
    describes the run to privacy accountants, and describes the sampling for a paper. So
    the sampling that a plan accounts for is the sampling that the plan runs.
 2. `Poisson` and `FixedSize`: batches that are drawn anew in every step.
@@ -110,7 +110,7 @@ class Mechanism:
         return self.num_examples
 
     def check_strategy(self, shape: StrategySpec, batch_size: int) -> None:
-        """Raise if no accountant covers noise of this correlation with this sampling.
+        """Raise if no accountant covers this sampling with this correlated noise.
 
         Args:
           shape: the numbers of the matrix that correlates the noise of steps.
@@ -150,9 +150,8 @@ class Poisson(Mechanism):
     def step_event(self, part):
         """Return a Poisson-sampled Gaussian step.
 
-        The event of a step that may overflow includes the capacity, the maximum number
-        of examples in a batch. A step overflows if it draws more examples than the
-        capacity.
+        If the maximum batch size is below the number of examples, the event includes
+        the maximum batch size.
         """
         noise, rate = part.noise_multiplier, part.batch_size / self.num_examples
         # A batch never overflows if its capacity is the number of all examples.

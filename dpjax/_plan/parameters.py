@@ -4,7 +4,7 @@ The noise, the clip norm and the batch size may vary from step to step by a sche
 function of the step. Schedules divide the run into segments in which the three numbers
 are constant. For the accountant, the run is a composition with one mechanism for each
 distinct pair of noise and batch size. The accountant's work grows with the number of
-these pairs, so that each schedule is rounded to a few values. The run itself uses the
+these pairs. So each schedule is rounded to a few values. The run itself uses the
 rounded values. The guarantee therefore holds for the run.
 
 The clip norm may instead follow a quantile of the norms of the gradients. Each step
@@ -105,9 +105,9 @@ def make_segments(
 def _round_schedule(name: str, schedule: Schedule | None, num_steps: int) -> np.ndarray:
     """The values of a schedule, f64[num_steps], rounded to a few distinct values.
 
-    If there are more than `_MAX_LEVELS` distinct values, the values are rounded up to
-    `_MAX_LEVELS` levels. All values are then rounded to float32, so that the accountant
-    and the jitted step use the same values.
+    If there are more than `_MAX_LEVELS` distinct values, each value is rounded up to
+    the next of `_MAX_LEVELS` levels. All values are then rounded to float32, so that
+    the accountant and the jitted step use the same values.
 
     Args:
       name: the name of the schedule in error messages.
@@ -221,9 +221,9 @@ class RunParameters:
     def constant_runs(self) -> list["RunParameters"]:
         """Split this run into runs with constant noise and batch size.
 
-        The composition of the returned runs has the privacy cost of this run. Steps
-        with the same numbers form one run, wherever they are in the schedule, since the
-        composition does not depend on the order of the steps.
+        The composition of the returned runs has the privacy cost of this run. All steps
+        with the same noise and batch size form one returned run, even if other steps
+        are between them, since the privacy cost does not depend on the order of steps.
         """
         return [
             self.parameters(

@@ -151,9 +151,9 @@ class Plan(RunParameters):
             of other libraries, such as pandas or torch, are read into memory once, by
             position and not by label. A data set object has `len` and integer indexing
             (a list, or a data set of torch, grain or Hugging Face), and its examples
-            are trees of numbers. If the object has `__getitems__`, which returns the
-            examples at a list of positions, one call reads a batch. With unit="user",
-            data is the result of `by_user`.
+            are trees of arrays and numbers. If the object has `__getitems__`, which
+            returns the examples at a list of positions, one call reads a batch. With
+            unit="user", data is the result of `by_user`.
           key: one typed key for the whole run. The optimizer may have the same key.
           start: the first step, from 0 to T. To resume a run after k steps, pass k and
             restore the optimizer's state: a new state would draw the noise of the first
@@ -203,8 +203,9 @@ class Plan(RunParameters):
 
         Returns:
           `fn(model, examples, *others)`, which returns (value, grads), or
-          ((value, aux), grads) with has_aux. model is any tree of arrays, and examples
-          are `Examples` from `load` or `batches`. value is the mean loss of the valid
+          ((value, aux), grads) with has_aux. model is a tree whose arrays of floats are
+          trained, or a flax.nnx module whose `nnx.Param`s are trained. examples are
+          `Examples` from `load` or `batches`. value is the mean loss of the valid
           examples, and aux has a leading axis m. grads is the *sum* of clipped
           gradients, and is for the optimizer alone. If a schedule varies the clip norm,
           the sum is multiplied by plan.clip_norm and divided by the step's clip norm.
@@ -221,10 +222,12 @@ class Plan(RunParameters):
 
         Raises:
           ValueError: when fn is called: examples is not an `Examples`, or is a batch of
-            another plan; the model has nothing to train; the loss changes the model's
-            state, as BatchNorm does in training mode; clip_norm is given for a plan
-            without `QuantileClip`, or is missing for a plan with `QuantileClip`; or
-            `clipped_grad`, or the function that it returns, raises a ValueError.
+            another plan; examples has no step, although a schedule varies the clip
+            norm; the model has nothing to train, or is a tree that contains flax.nnx
+            modules; the loss changes the model's state, as BatchNorm does in training
+            mode; clip_norm is given for a plan without `QuantileClip`, or is missing
+            for a plan with `QuantileClip`; or `clipped_grad`, or the function that it
+            returns, raises a ValueError.
           RuntimeError: with arithmetic="discrete", when fn is lowered for GPUs and
             `XLA_FLAGS` contains neither of the flags that `clipped_grad` requires.
 
@@ -233,7 +236,8 @@ class Plan(RunParameters):
             data. For instance, `jax.lax.stop_gradient` freezes the part, or the loss
             compares the examples of a batch. Outside jit, fn also warns if no example
             of a batch has a finite gradient, and if the first batch's clipped sum is
-            zero for a part of the model. Under jit, use `metrics` instead.
+            zero for a part of the model. Under jit, fn does not check these two cases,
+            but the function of `metrics` reports both.
 
         Privacy: grads has L2 sensitivity plan.clip_norm. If the clip norm follows a
         quantile, the sum in grads has L2 sensitivity 1, and the count has sensitivity

@@ -102,22 +102,23 @@ def plan(
         the argument only for batches of random size.
         If None for batches of random size, `plan` computes the unknown number without
         overflow at 99 % of δ. `plan` then searches for the smallest capacity at which
-        overflow costs at most the rest of δ. The search considers only the maximum and
-        capacities of at least b plus three standard deviations of the batch size, where
-        a standard deviation below 1 counts as 1. The maximum is n, or for cyclic
-        Poisson samples the size of the largest group. For bins, the search finds the
-        smallest of these capacities at which overflow costs at most the rest of δ. For
-        Poisson samples, the search may return a larger capacity, because the search
-        only predicts the cost of most capacities.
+        overflow costs at most the rest of δ. Let s be the standard deviation of the
+        batch size, but at least 1. (With a batch schedule, the batch size and b are
+        here the largest of the schedule.) The search considers the capacities from
+        b + 3 s to a maximum: n, or for cyclic Poisson samples the size of the largest
+        group. If b + 3 s exceeds the maximum, the capacity is the maximum. For bins,
+        the search finds the smallest of these capacities at which overflow costs at
+        most the rest of δ. For Poisson samples, the search may return a larger
+        capacity, because the search only predicts the cost of most capacities.
       noise_schedule: a function of a step's number, like an optax schedule. The
         function returns the step's noise multiplier in units of noise_multiplier, from
-        2⁻²⁰ to 2²⁰. If a schedule has more than eight distinct values, all values are
-        rounded up to eight levels, and the run uses the levels. A plan with a schedule
-        needs num_steps, batch_size, "independent" noise, and the sampling "poisson",
-        "fixed_size", "fixed" or "reshuffled".
+        2⁻²⁰ to 2²⁰. If a schedule has more than eight distinct values, each value is
+        rounded up to the next of eight levels, and the run uses the levels. A plan with
+        a schedule needs num_steps, batch_size, "independent" noise, and the sampling
+        "poisson", "fixed_size", "fixed" or "reshuffled".
       clip_schedule: a schedule of the clip norm in units of clip_norm, rounded as
-        noise_schedule is. A clip schedule costs no privacy, since the noise is scaled
-        with the clip norm.
+        noise_schedule is; None for a `dpjax.QuantileClip`. A clip schedule costs no
+        privacy, since the noise is scaled with the clip norm.
       batch_schedule: a schedule of the batch size in units of batch_size, rounded as
         noise_schedule is. Only "poisson" allows a batch schedule.
       sampling: how examples are drawn. "poisson": every example takes part in a step
@@ -144,8 +145,11 @@ def plan(
       workload: the linear map that the optimizer applies to the gradient sums of all
         steps (`dpjax.workloads`). For batches in order ("fixed" or "reshuffled"), the
         plan has the best strategy for the workload that `strategies.optimize` finds
-        among the "rational" strategies with one stored vector. For random batches, the
-        plan has the best strategy that `strategies.amplified` finds at epsilon.
+        among the "rational" strategies with one stored vector. If the workload varies
+        by step, `strategies.scheduled` also finds a factor of the noise in each step.
+        If `plan` compares samplings or kinds of noise, the comparison also includes a
+        strategy of `strategies.tree`. For random batches, the plan has the best
+        strategy that `strategies.amplified` finds at epsilon.
       strategy: the matrix that correlates the noise (`dpjax.strategies`), instead of a
         workload.
       adjacency: the relation between the two data sets that the guarantee compares, an
@@ -406,7 +410,7 @@ def _solve(run: RunParameters, estimate: _amplified.Start | None) -> RunParamete
 
 
 def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters | None:
-    """Search for the noise multiplier at which a run has a given ε, by secants.
+    """Search for the noise multiplier of a given ε, by the secant method.
 
     Args:
       run: the run, in which run.epsilon is the target.
@@ -470,16 +474,16 @@ def _search_capacity(solved: RunParameters, delta: float) -> int:
     solved.epsilon at `delta`.
 
     Let b be the largest expected batch size of any step, and s the standard deviation
-    of the size of this batch, but at least 1. The search considers only n and
-    capacities of at least b + 3 s.
+    of the size of this batch, but at least 1. The search considers the capacities from
+    b + 3 s to n, or only n if b + 3 s exceeds n.
 
     For bins, bisection finds the smallest of these capacities that suffices.
 
-    For Poisson samples, let P(c) be the probability that a step draws at least c of all
-    examples but one. At capacity c, overflow increases ε about in proportion to P(c).
-    So each evaluation of ε predicts the smallest capacity that suffices. After eight
-    evaluations, the search bisects instead. The search ends at a capacity that suffices
-    if the next smaller capacity is predicted to cost clearly too much. If the
+    For Poisson samples, let P(c) be the probability that a step draws at least c of
+    n − 1 examples. The increase of ε by overflow at capacity c is about proportional to
+    P(c). So each evaluation of ε predicts the smallest capacity that suffices. After
+    eight evaluations, the search bisects instead. The search ends at a capacity that
+    suffices if the next smaller capacity is predicted to cost clearly too much. If the
     prediction is wrong, a smaller capacity may suffice.
 
     Args:

@@ -145,8 +145,9 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
 
     Privacy: the choice of a user's retained examples depends on the examples of this
     user alone. The guarantee assumes that the number of users is public. The data set
-    has the users in sorted order if the users are numbers or strings, and in the order
-    of first appearance if the users are other objects. A plan with sampling="fixed"
+    has the users in the order of first appearance if the users are tuples, or if
+    `numpy.asarray(users)` has dtype object, as for strings in a pandas column.
+    Otherwise, the data set has the users in sorted order. A plan with sampling="fixed"
     draws the users in the order of the data set. The guarantee of this plan assumes
     that replacing one user leaves the positions of all other users unchanged.
 

@@ -325,9 +325,10 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 def _convert_term(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
     """Simplify the conversion of an array from one dtype to another.
 
-    If x is a constant, the result is the converted constant, or None if an integer
-    dtype cannot represent the constant. If x is unknown, the result is x for a
-    conversion from a float dtype to an equal or wider float dtype, and None otherwise.
+    If x is a constant, the result is the converted constant. The result is None if the
+    new dtype is complex, or is an integer dtype that cannot represent the constant. If
+    x is unknown, the result is x for a conversion from a float dtype to an equal or
+    wider float dtype, and None otherwise.
 
     Args:
       before: the dtype of the array.

@@ -13,9 +13,9 @@ parameters that were released last. The modules are:
 
 1. `_record`: the record of a run. The record has the plan's numbers, a digest of the
    batches and noise that a public key gives under that plan in this environment, the
-   run's arrays by name, and the digest of their bits. `save` writes the record beside
-   the arrays. `restore` compares the record with the caller's plan and run, and only
-   then restores the arrays.
+   names, dtypes and shapes of the run's arrays, and a digest of the arrays. `save`
+   writes the record beside the arrays. `restore` compares the record with the caller's
+   plan and run, and only then restores the arrays.
 2. `_processes`: actions of several processes that succeed in all of them or in none.
 3. `_disk`: files that are written atomically, and survive a loss of power. Orbax (the
    extra `checkpoint`) saves arrays shard by shard, and restores them with the sharding

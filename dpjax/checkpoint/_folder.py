@@ -58,9 +58,10 @@ def save(
       ValueError: the folder belongs to a run with another key, plan, name of the data
         set, structure of arrays or random draws; the folder has a checkpoint of this
         step with other bits, because the run was resumed from an earlier step and
-        continued differently; the folder's newest checkpoint is damaged; a file or
-        folder that `save` did not write has the name of the checkpoint; or an argument
-        has the wrong type, is out of range, or differs between processes.
+        continued differently; the folder's newest checkpoint, or the checkpoint of this
+        step, is damaged; a file or folder that `save` did not write has the name of the
+        checkpoint; or an argument has the wrong type, is out of range, or differs
+        between processes.
       OSError: the disk is full or fails. Earlier checkpoints remain intact. If one of
         several processes cannot write, the others raise OSError five minutes later,
         after a timeout of orbax. Then restart all processes.
@@ -112,7 +113,8 @@ def restore(
       data: the name of the data set that you passed to `save`.
 
     Returns:
-      The `Run`. Continue with `plan.batches(data, key=run.key, start=run.step)`.
+      The `Run`. Continue with `plan.batches(examples, key=run.key, start=run.step)`,
+      where examples is the data set itself.
 
     Raises:
       ValueError: the folder has no such checkpoint; the checkpoint is damaged, or its
@@ -228,8 +230,8 @@ def plan_of(folder: Folder) -> Plan:
       A `Plan`.
 
     Raises:
-      ValueError: the folder has no checkpoint, or its newest one is damaged or was
-        renamed.
+      ValueError: the folder has no checkpoint, or the newest checkpoint is damaged or
+        was renamed.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax, tempfile

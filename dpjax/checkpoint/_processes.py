@@ -2,8 +2,8 @@
 
 Every process runs the same program and calls the same functions. An action for a single
 process, such as writing a record, runs in the first process, and the other processes
-receive its result. If one process raises an exception, all processes raise one, so that
-no process waits for another that has stopped.
+receive the result. If one process raises an exception, all processes raise exceptions,
+so that no process waits for a process that has stopped.
 """
 
 import json

@@ -166,7 +166,7 @@ def fingerprint(plan: Plan, key: Key) -> str:
 
 
 def primary_fields(run: RunParameters) -> dict[str, Any]:
-    """Return a plan's fields as JSON values, without fields computed from others."""
+    """A plan's fields as JSON values, except fields that other fields determine."""
     fields = to_plain(run.parameters())
     return {name: x for name, x in fields.items() if name not in _DERIVED}
 

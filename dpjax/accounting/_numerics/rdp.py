@@ -4,8 +4,8 @@ A Rényi curve is the Rényi divergence of a mechanism as a function of the orde
 quadrature gives the curve of the Poisson-subsampled Gaussian mechanism at every order,
 for noise multipliers from 0.1 to 1e60. For smaller noise multipliers, convexity gives a
 bound that is looser than the quadrature. For larger noise multipliers, the bound is the
-first term of an expansion, or the curve without sampling if the order is large. Each
-order of a curve gives one bound on δ(ε) and one on ε(δ).
+first term of an expansion for large noise, or the curve without sampling if the order
+is large. Each order of a curve gives one bound on δ(ε) and one bound on ε(δ).
 
 **The quadrature.** Let q be the sampling rate and σ the noise multiplier. The two
 output distributions are (1 − q) N(0, σ²) + q N(1, σ²) and N(0, σ²). At the outcome σu
@@ -165,11 +165,11 @@ def _edge(
 ) -> jax.Array:
     """The points u between start and limit at which the integrand drops to e^floor.
 
-    The integrand is h(y) e^{−u²/2} for the σ, q and order a in `density`. Each search
-    goes from `start` towards `limit`. The result of a search is just beyond such a
-    point, or is `limit` if the integrand does not drop to e^floor. The first axis of
-    the arrays counts the searches. Each search bisects on a scale that is linear near
-    `start` and geometric farther away.
+    The integrand is h(y) e^{−u²/2} for the σ, q and order a in `density`. The first
+    axis of `start`, `limit` and the result counts the searches. Each search goes from
+    `start` towards `limit`, and ends just beyond the point at which the integrand drops
+    to e^floor. If the integrand does not drop to e^floor, the result is `limit`. Each
+    search bisects on a scale that is linear near `start` and geometric farther away.
     """
     sign = jnp.sign(limit - start)
     reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
@@ -288,8 +288,8 @@ def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
 
     1 + y is the likelihood ratio of the two output distributions, and the mean E is
     over outcomes without the differing example. The Rényi divergence of order a is
-    log(1 + E h(y)) / (a − 1). The noise multiplier is sigma, 0.1 <= sigma <= 1e60, the
-    sampling rate is q, 1e-60 <= q <= 1, and the order is a, 1 < a < ∞.
+    log(1 + E h(y)) / (a − 1). The noise multiplier sigma must be in [0.1, 1e60], the
+    sampling rate q in [1e-60, 1], and the order a in (1, ∞).
     """
     # Windows are not differentiated, since their positions do not change the integral.
     # The derivatives are computed in forward mode (`float64`), which stores no terms of

@@ -16,10 +16,10 @@ is the distribution of a likelihood ratio.
    module.
 3. `grid`: functions that compute the distribution of the average of two independent
    ratios, from all pairs of grid points, and the distribution of the average or product
-   of many independent ratios. Let h be the spacing of the grid. The mean of the points
-   e^{hi} and e^{hj} is e^{hi} times a factor that depends on j − i alone. The pairs
-   with the same difference j − i are therefore added together, by products of whole
-   arrays.
+   of many independent ratios. Let h be the spacing of the grid in log L. The mean of
+   the points e^{hi} and e^{hj} is e^{hi} times a factor that depends on j − i alone.
+   The pairs with the same difference j − i are therefore added together, by products of
+   whole arrays.
 
 All sums have nonnegative terms, so that the rounding error of each mass is small
 relative to the mass.

@@ -194,8 +194,8 @@ def epsilon_lower64(
     # their cells, hence the margin of 100 points.
     ends = jnp.abs(law.grid.log(law.masses.mass.size))
     top = jnp.max(ends) + 100 * law.grid.spacing
-    # At the end that bisect returns, δ(ε) is above δ, so that ε(δ) is at least this
-    # end.
+    # At the ε that bisect returns, δ(ε) is above target_delta. So ε(target_delta) is at
+    # least this ε.
     zero = jnp.zeros_like(log_delta)
     solution = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
     solution = jnp.where(is_valid & (excess(zero) > 0), solution, 0.0)

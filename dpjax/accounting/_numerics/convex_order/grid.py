@@ -74,9 +74,9 @@ def normal(
     """The masses of a log-likelihood ratio log L in adjacent intervals, under Q and P.
 
     L = dP/dQ, and log L is N(−v/2, v) under Q and N(v/2, v) under P, where v is the
-    variance. The first interval begins at start, and each interval has the width
-    `spacing`. The result has the masses at 8 Gauss-Legendre nodes in each of the 4
-    equal parts of every interval. In a part of width w, the quadrature error of the
+    variance. There are `cells` intervals of the width `spacing`, and the first interval
+    begins at start. The result has the masses at 8 Gauss-Legendre nodes in each of the
+    4 equal parts of every interval. In a part of width w, the quadrature error of the
     mass is 1.7e-23 w^17 times the 16th derivative of the density. This error is at most
     1e-12 of the mass if the interval is at most √v wide and at most 16 √v away from
     both means ±v/2.
@@ -145,11 +145,11 @@ def combine_copies(
     b and for 2c + b + 1 ratios, where b is the next binary digit of the count.
 
     Args:
-      combine: combines each of two distributions with a third one, by a mean or
-        product. Its arguments are the two distributions as one `Law`, the masses of the
-        third distribution, and the weights f[2]. In the mean of distribution i and the
-        third one, distribution i has the weight weights[i], and the third one has the
-        weight 1 − weights[i].
+      combine: a function that combines each of two distributions with a third
+        distribution, by a mean or a product. The arguments of `combine` are the two
+        distributions as one `Law`, the masses of the third distribution, and the
+        weights f[2]. In a mean, distribution i = 0, 1 has the weight weights[i], and
+        the third distribution has the weight 1 − weights[i].
       law: the distribution of one ratio.
       identity: for a product, the masses of the ratio 1, on the same grid. For a mean,
         any masses on this grid, which get the weight 0.
@@ -216,12 +216,15 @@ class Moves(NamedTuple):
     The first grid has n points, evenly spaced by h in log L, for a likelihood ratio L.
     The finer grid has the spacing h/2, and contains the points of the first grid. Let a
     pair have the indices i and j on the first grid. The difference d = j − i, with |d|
-    < n, determines the move relative to point i.
+    < n, determines the move relative to point i. The mass moves to three adjacent
+    points of the finer grid. The lowest of the three points is point i + rows[d] of the
+    first grid.
 
     Attributes:
-      rows: for each d, the index of a point of the first grid, minus i, i32[2n − 1].
-      fractions: for each d, the fractions of the mass that move to this point, to the
-        next point of the finer grid, and to the second next point, f[2n − 1, 3].
+      rows: the shift from point i to the lowest of the three points, in units of h, for
+        each d, i32[2n − 1].
+      fractions: the fractions of the mass that move to the three points, in ascending
+        order of the points, for each d, f[2n − 1, 3].
     """
 
     rows: jax.Array

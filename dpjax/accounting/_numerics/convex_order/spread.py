@@ -97,13 +97,13 @@ def _coarsen(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
 
 
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
-    """Restrict likelihood ratios L = dP/dQ on about 2n grid points to n of the points.
+    """Restrict likelihood ratios L = dP/dQ on about 2n grid points to n adjacent ones.
 
-    `masses` is a batch of distributions, and the n points are adjacent. Q has about the
-    mass `tail` or less below these points, and P has about this mass or less above
-    these points. The mass below moves to the first point and to 0, and the mass above
-    moves to the last point and to infinity, such that the mean of L stays the same. If
-    the restriction needs more than n points, the spacing of the grid is doubled first.
+    `masses` is a batch of distributions. Q has about the mass `tail` or less below the
+    n points, and P has about this mass or less above the n points. The mass below moves
+    to the first point and to 0, and the mass above moves to the last point and to
+    infinity, such that the mean of L stays the same. If the restriction needs more than
+    n points, the spacing of the grid is doubled first.
     """
     mass, zero, inf_mass = masses
     x = jnp.exp(grid.log(mass.shape[1]))[None]
@@ -222,7 +222,7 @@ def losses(law: Law, count: jax.Array) -> DiscreteLosses:
     independent copies from which the law was computed.
     """
     (mass, zero, inf_mass), n = law.masses, law.masses.mass.size
-    # OFF makes every loss larger by the bound on the error of log L.
+    # LOG_ERROR makes every loss larger by the bound on the error of log L.
     log, log_mass = law.grid.log(n), jnp.log(jnp.maximum(mass, SMALL))
     return DiscreteLosses(
         jnp.stack([log, -log]) + grids.LOG_ERROR,

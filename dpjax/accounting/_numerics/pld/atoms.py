@@ -2,9 +2,9 @@
 
 The mechanisms of this module are symmetric: the losses of P against Q and of Q against
 P have the same distribution. The functions therefore return the losses for one order.
-The functions whose names end in `_cells` or `_groups` return losses for lower bounds:
-the losses of a post-processed mechanism, which releases only the group of outcomes that
-contains the outcome (see `pairs`).
+`laplace_cells`, `discrete_laplace_groups` and `discrete_gaussian_groups` return losses
+for lower bounds: the losses of a post-processed mechanism, which releases only the
+group of outcomes that contains the outcome (see `pairs`).
 """
 
 from typing import Any, NamedTuple

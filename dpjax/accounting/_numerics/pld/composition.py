@@ -1,9 +1,9 @@
 """Upper bounds on the δ(ε) and ε(δ) of composed events, with derivatives.
 
-The functions `delta64` and `epsilon64` are compiled. Their arguments are ε or δ, and a
-pytree of events: its leaves are numbers, and its structure is static. `delta_of` and
-`epsilon_of` take discrete losses in place of events, so that these functions also apply
-to a mechanism that no event describes.
+The compiled functions `delta64` and `epsilon64` take ε or δ, and a pytree of events.
+The leaves of the pytree are numbers, and the structure of the pytree is static.
+`delta_of` and `epsilon_of` take discrete losses in place of events, and therefore also
+apply to a mechanism that no event describes.
 """
 
 import dataclasses
@@ -104,7 +104,7 @@ def _log_delta(
 
 
 class _Candidate(NamedTuple):
-    """An upper bound on log δ or ε, and the parameters of the inversion that gave it.
+    """An upper bound on log δ or ε, and the inversion parameters that gave the bound.
 
     A search bounds log δ for a given ε, or ε for a given δ. A tilt has the parameters
     of the Fourier inversion, which are chosen for an estimate of log δ or ε.
@@ -321,11 +321,12 @@ def compile_bound(
       rounding: the direction of the final cast, as for the decorator `float64`.
 
     Returns:
-      A function of ε or δ and of the events. The result is `worst` if ε or δ is
-      negative or NaN, if a number of an event or a count of steps is NaN or out of
-      range, or if a mechanism that releases something is not `private` (see
-      `mechanisms.Domain`). Otherwise, the result is 0 if no event releases anything.
-      Otherwise, the result is that of `core`, or `worst` if `core` returns NaN.
+      A function of ε or δ and of the events. The result is `worst` in three cases: ε or
+      δ is negative or NaN; a number of an event is NaN or out of range, or a count of
+      steps is not a whole number >= 0; or a mechanism that releases something is not
+      `private` (see `mechanisms.Domain`). In all other cases, the result is 0 if no
+      event releases anything, `worst` if `core` returns NaN, and otherwise the result
+      of `core`.
     """
 
     @float64(rounding, static=("structure",), one_by_one=True)

@@ -114,9 +114,9 @@ def _factor(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Factor
     """The characteristic function φ of a step's privacy loss Y, tilted by λ = rate.
 
     φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], at the frequencies t = 0, step, 2 step, … in a
-    square array. Every frequency is the first frequency of its row plus an offset
-    within the row. By the addition theorems of sine and cosine, φ − 1 at all
-    frequencies is therefore a matrix product plus two weighted sums.
+    square array. Every frequency is r + c, the first frequency r of a row plus an
+    offset c within the row. With x = e^{irY} − 1 and y = e^{icY} − 1, e^{i(r + c)Y} − 1
+    is xy + x + y. The mean of xy over the losses is a matrix product, for all r and c.
     """
     # Weights of the tilted losses. All sums are of e^{itY} − 1, which is small for a
     # loss near zero, so that an atom at zero costs no digits.
@@ -209,8 +209,8 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     cutoff = step * FREQUENCIES
     tail = 4 * jnp.exp(-variance * cutoff**2 / 2) / (step**2 * (FREQUENCIES - 1))
     real, imaginary = real * cos - imaginary * sin, real * sin + imaginary * cos
-    # The rounding errors of the sum itself, and below the rounding errors of the angles
-    # tε. Bounds on errors are not differentiated.
+    # `rounding` bounds the rounding errors of the sum. The second entry of `errors`
+    # bounds the rounding errors of the angles tε. The bounds are not differentiated.
     terms = jax.lax.stop_gradient(jnp.abs(real) + jnp.abs(imaginary))
     rounding = 4 * SIDE * ULP * jnp.sum(terms)
     total_error = jnp.sum(size * error) + tail + rounding
@@ -291,19 +291,18 @@ def log_delta(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """The log of an upper bound on δ(ε) without inversion, or inf if variance > 0.
+    """The log of the smaller of two upper bounds on δ(ε) that need no inversion.
 
-    `parts` has the discrete losses and the number of steps of each mechanism, and
-    variance is the variance of a Gaussian loss. Mechanism i has T_i steps, and δ_i(ε)
-    is the δ(ε) of one of its steps. The first bound is Σ_i T_i δ_i(ε / Σ_i T_i). This
-    bound is exact for a single step. It is nearly exact at ε = 0 for many steps whose
-    privacy loss is seldom positive. For many such steps the bound by Fourier inversion
-    is loose, because the inversion adds a Gaussian mechanism.
-
-    Let x be the largest possible sum of the finite losses. The second bound is (1 −
-    e^{ε − x})₊ plus a bound on the probability of an infinite loss. The function
-    returns the log of the smaller bound.
+    `parts` has the discrete losses and the number of steps of each mechanism. The
+    result is inf if variance, the variance of a Gaussian loss, is positive. Mechanism i
+    has T_i steps, and each of the steps has δ(ε) = δ_i(ε). The first bound is
+    Σ_i T_i δ_i(ε / Σ_i T_i). Let x be the largest possible sum of the finite losses.
+    The second bound is (1 − e^{ε − x})₊ plus a bound on the probability of an infinite
+    loss.
     """
+    # The first bound is exact for a single step, and nearly exact at ε = 0 for steps
+    # whose loss is seldom positive. For many such steps the inversion is loose, because
+    # it adds a Gaussian mechanism.
     steps = sum((count for _, count in parts), jnp.zeros(()))
     epsilon_per_step = epsilon / jnp.maximum(steps, 1.0)
     total, largest_loss, inf_mass = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())

@@ -29,9 +29,9 @@ from dpjax.accounting._numerics.pld.pairs import upper_tail
 from dpjax.accounting._numerics.pld.tilt import TILTS, Cumulants, Parts, Tilt
 
 _HALVINGS = 40
-# The ε at which the search for a lower bound starts, divided by the upper bound.
+# The candidates for the ε at which the search starts, divided by the upper bound.
 _FRACTIONS = 1 - np.exp2(-np.arange(21.0))
-# −log of the second term of the bound, relative to δ: about a thousandth.
+# −log of the second term of the bound over δ: the term is about a thousandth of δ.
 _SECOND_TERM = 7.0
 # A relative margin for the rounding of a sum of four terms and of bounds on them.
 _MARGIN = 1e-9

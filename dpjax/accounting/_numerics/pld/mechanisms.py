@@ -23,8 +23,8 @@ class Domain(NamedTuple):
     Attributes:
       allowed: whether the numbers describe a mechanism.
       silent: whether the mechanism releases nothing.
-      private: whether bounds below δ = 1 and ε = ∞ are computed for a mechanism that
-        is not silent.
+      private: whether bounds are computed. If `private` and `silent` are false, upper
+        bounds are δ = 1 and ε = ∞, and lower bounds are 0.
     """
 
     allowed: jax.Array

@@ -1,14 +1,14 @@
 """Discrete pairs of distributions that dominate the pair of a mechanism.
 
-The pair (P, Q) of a mechanism has its output distributions on two neighbouring data
-sets. Cut the line of outcomes z into intervals. Within an interval, the likelihood
-ratio of P and Q lies between its values at the two ends. Move all mass of the interval
-to the ends, such that the masses of both P and Q on the interval stay the same. This
-move only helps an attacker, because outcomes at the ends can simulate an outcome within
-the interval. (Doroshenko et al. 2022 do this on a grid of losses; here the ends are
-evenly spaced in z.) If a loss is spread evenly over an interval of length h, the move
-adds h²/6 to its variance. With intervals of width Δz, the increase is the fraction
-(Δz)²/6 of the variance, for any noise and sampling rate.
+Let P and Q be the output distributions of a mechanism on two neighbouring data sets.
+Cut the line of outcomes z into intervals. Within an interval, the likelihood ratio of P
+and Q lies between its values at the two ends. Move all mass of the interval to the
+ends, such that the masses of both P and Q on the interval stay the same. This move only
+helps an attacker, because outcomes at the ends can simulate an outcome within the
+interval. The ends are evenly spaced in z. (Doroshenko et al. 2022 use a grid of
+losses.) If a loss is spread evenly over an interval of length h, the move adds h²/6 to
+the variance of the loss. For N(μ, 1) against N(0, 1) and intervals of the width Δz, the
+increase is about the fraction (Δz)²/6 of the variance.
 
 For lower bounds, release only the interval (a cell) that contains an outcome. The cell
 is a post-processing of the mechanism, so that the δ of the two distributions of cells
@@ -24,10 +24,10 @@ in one example, the differing example. Let n be the number of examples, q the sa
 rate and b the capacity of a batch. Of the other examples, D ~ Binomial(n − 1, q) are
 sampled. The other examples fill the batch with probability p = P[D >= b], which does
 not depend on the differing example. If the other examples do not fill the batch, the
-step is an ordinary Poisson-sampled step. If they fill the batch, the differing example
-takes part with probability r = q E[b / (D + 1) | D >= b]. When the differing example
-takes part, it displaces another example, so that the sum of gradients moves by at most
-two clip norms. docs/accounting.md has the proof.
+step is an ordinary Poisson-sampled step. If the other examples fill the batch, the
+differing example takes part with probability r = q E[b / (D + 1) | D >= b]. The
+differing example then displaces another example, so that the sum of gradients moves by
+at most two clip norms. docs/accounting.md has the proof.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ class DiscreteLosses(NamedTuple):
       loss: m losses in each of d directions, f[d, m].
       log_mass: the log of the first distribution's mass on each loss, f[d, m].
       inf_mass: the first distribution's mass on an infinite loss, f[d].
-      error: a bound on the relative rounding error of each mass, f[].
+      error: a bound on the relative error of each mass, f[].
     """
 
     loss: jax.Array
@@ -477,7 +477,7 @@ def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 
 
 def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
-    """P[Binomial(n, q) >= k], f[], for integers k, n >= 1 and the rate q.
+    """P[Binomial(n, q) >= k], f[], for integers k >= 1 and n >= 0, where q is the rate.
 
     The relative error is at most the constant TAIL_ERROR for probabilities above
     1e-300.
@@ -502,14 +502,12 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     may therefore assume that the attacker knows whether the other examples fill the
     batch.
 
-    Let p be the probability that a batch overflows and contains the differing example.
-    If p exceeds `tail`, the result mixes two sets of losses by their probabilities: the
+    Let s be the probability that a batch overflows and contains the differing example.
+    If s exceeds `tail`, the result mixes two sets of losses by their probabilities: the
     losses if the other examples fill the batch, and the losses if the other examples do
-    not fill the batch. If p is at most `tail`, the result has the losses of a step
-    without overflow, and an infinite loss with probability p. The bound stays valid: a
-    full batch without the differing example reveals nothing about this example, and a
-    step without overflow reveals at least as much. If max_batch_size is at least
-    num_examples, p is 0.
+    not fill the batch. If s is at most `tail`, the result has the losses of a step
+    without overflow, and an infinite loss with probability s. If max_batch_size is at
+    least num_examples, s is 0.
     """
     usual = poisson(event, tail)  # the losses without overflow
     n, b = event.num_examples, event.max_batch_size
@@ -520,6 +518,9 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     overflow = upper_tail(b + 1, n, rate) * b / n * (1 + 4 * TAIL_ERROR)
     # This probability may underflow, but it is zero only if all examples fit.
     overflow = jnp.where(b < n, jnp.maximum(overflow, SMALL), 0.0)
+    # In the rare case, a full batch without the differing example gets the losses of a
+    # step without overflow. The bound stays valid, because such a full batch reveals
+    # nothing about the differing example.
     rare = overflow <= tail
     conditional_rate = jnp.clip(overflow / jnp.maximum(full, SMALL), SMALL, rate)
     # In the rare case full_losses get no mass, and are finite because they are computed
