@@ -37,10 +37,11 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
       given: the values of the options, by the names of the options.
 
     Raises:
-      ValueError: not exactly one of ε, noise multiplier, steps and batch size is left
-        out; momentum is given for independent noise, or missing for correlated or
-        "auto" noise; the number of epochs is given without the batch size, or one of
-        these two numbers is below 1; or `dpjax.plan` raises.
+      ValueError: of ε, the noise multiplier, the number of steps and the batch size,
+        none or more than one is left out; momentum is given for independent noise, or
+        missing for correlated or "auto" noise; the number of epochs is given without
+        the batch size; the number of epochs is given, and this number or the batch
+        size is below 1; or `dpjax.plan` raises.
     """
     given = {name: value for name, value in given.items() if value is not None}
     epochs = given.pop("num_epochs", None)
@@ -111,9 +112,9 @@ def _json(command: str, planned: Plan) -> str:
 
 
 def _table(command: str, planned: Plan) -> str:
-    """Format a plan as text, with one property per line.
+    """Format a plan as text, with one property per line, and state its assumptions.
 
-    The number that the caller left out, and that the plan computed, is first.
+    The first property is the number that the caller left out and the plan computed.
     """
     record = planned.guarantee.record()
     sampling = record["sampling_means"]

@@ -1,8 +1,8 @@
 """The command `report`, which writes a statement for a paper from a record.
 
 A record is the JSON that `plan.guarantee.to_json()` wrote for a run. The command
-computes the guarantee again from the numbers in the record. The output is text with a
-plot in characters, JSON, or an HTML page that loads no other file.
+computes the guarantee again from the numbers in the record. The output is JSON, an HTML
+page that loads no other file, or text with a plot that is made of characters.
 """
 
 import html
@@ -39,8 +39,8 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
 
     Args:
       path: the file with the record.
-      form: the form of the statement: text with a plot in characters, JSON, or an HTML
-        page.
+      form: "json", "html" for an HTML page, or "text" for text with a plot that is made
+        of characters.
 
     Raises:
       ValueError: the file is not JSON or not a record; no plan has the record's
@@ -144,17 +144,18 @@ def _check_claims(record: Any, computed: RunGuarantee) -> None:
     """Check that a record claims no more privacy than its numbers give.
 
     The claims are ε, δ, μ and the bounds on attacks. If the clip norm follows a
-    quantile, the claims also include the settings of `QuantileClip`, and the noise
-    multipliers of the sum and of the count.
+    quantile, the claims also include the quantile, the learning rate, and the noise
+    multipliers of the sum and of the count. Each claim must be at least the number that
+    `computed` gives.
 
     Args:
       record: the output of `plan.guarantee.to_json()`, read as JSON.
       computed: the guarantee that was computed again from the numbers in the record.
 
     Raises:
-      ValueError: the record claims more privacy than `computed` gives, or the record's
-        privacy event differs from the event of `computed`; in either case by more than
-        a tolerance for rounding.
+      ValueError: a claim is below the number that `computed` gives, or the record's
+        privacy event differs from the event of `computed`. Both checks have a tolerance
+        for rounding.
     """
     event = _read(record, "event", Event)
     claims, structure = jax.tree.flatten(event)
@@ -287,8 +288,8 @@ def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str
     Args:
       guarantee: the guarantee of a run.
       width: the number of characters along the axis of false-positive rates.
-      height: the number of lines along the axis of true-positive rates, to which these
-        rates are rounded up.
+      height: the number of lines along the axis of true-positive rates. Each rate is
+        rounded up to the rate of a line.
     """
     rates = np.linspace(0.0, 1.0, width)
     powers = 1 - np.asarray(guarantee.tradeoff(rates), np.float64)

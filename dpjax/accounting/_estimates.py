@@ -28,12 +28,13 @@ class Overflow(NamedTuple):
     of δ that is reserved for these batches.
 
     Attributes:
-      log_probability: log p. If each batch at the largest sampling rate exceeds its
-        capacity with probability p, δ increases by about share · δ, or by less if
-        p = 1.
+      log_probability: log p. δ increases by about share · δ if each batch at the
+        largest sampling rate exceeds its capacity with probability p. If the increase
+        is smaller for every p, then p is 1.
       epsilon_gap: the ε at (1 − share) δ minus the ε at δ, if no batch exceeds its
         capacity. The gap is TINY, the least positive normal float, if the estimate of
-        δ at the argument `epsilon` of `overflow` is at most half of its `delta`.
+        δ(epsilon) is at most delta / 2, for the arguments `epsilon` and `delta` of
+        `overflow`.
     """
 
     log_probability: float
@@ -70,8 +71,8 @@ def _losses(event: Any, *, overflows: bool = False) -> tuple[np.ndarray, np.ndar
 class _Run:
     """The estimated distribution of the total privacy loss of a run, on a grid.
 
-    The grid has evenly spaced privacy losses. The argument `epsilon` of the constructor
-    is a rough value of the run's ε, and determines the spacing.
+    The grid has evenly spaced privacy losses. The spacing grows with the argument
+    `epsilon` of the constructor, a rough value of the run's ε.
 
     Attributes:
       losses: the losses of the grid that are at least 0, f[n].

@@ -36,9 +36,9 @@ class _RandomRepetitions:
 
     @property
     def total_variation(self) -> float:
-        """An upper bound on the total variation distance that rounding causes.
+        """An upper bound on the error of `sample`, as a total variation distance.
 
-        The distance is between the draws of `sample` and the exact distribution of K.
+        Because of rounding, the distribution of the draws is not exactly that of K.
         """
         # The cumulative sum in 128-bit integers is exact. The k-th probability of a
         # recursion has an error of 4 k roundings. A Poisson probability has the errors

@@ -147,8 +147,8 @@ def epsilon(
       ε, f[*b], rounded up. For k = 1, under ADD_REMOVE and ZERO_OUT, ε is mostly within
       0.2 % of `epsilon_lower`. The bound on δ is piecewise linear in e^ε, so that the
       derivatives of the result differ by a few percent from the derivatives of the
-      exact ε. The result is inf for a traced noise multiplier or δ at or below 0, and
-      for a NaN.
+      exact ε. The result is 0 for a traced δ of 1 or more. Otherwise, the result is
+      inf for a traced noise multiplier or δ at or below 0, and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -102,8 +102,9 @@ def solve(
       increasing: whether ε grows with the parameter.
       integer: whether the parameter must be a whole number, at least 1. `epsilon_fn`
         gets this number as a float64.
-      start: the first parameter that the search evaluates, positive. From start, the
-        search finds two parameters whose ε are on both sides of the target.
+      start: the first parameter that the search evaluates, positive. If start is not a
+        valid parameter, the search begins at a valid parameter near start. From there,
+        the search finds two parameters whose ε are on both sides of the target.
       upper: the largest possible parameter, such as 1 for a sampling rate.
 
     Returns:

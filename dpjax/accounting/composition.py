@@ -86,9 +86,9 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       a group, with its own δ. All other events that have a privacy-loss distribution or
       a GDP parameter, and the `OnLattice` versions of these events, form one group,
       which is composed by privacy-loss distributions. Each remaining event is a group.
-      The groups that are not `EpsilonDelta` events get equal parts of `delta` minus the
-      total δ of the `EpsilonDelta` events. ε is infinite if this total exceeds `delta`,
-      or leaves nothing for the other groups.
+      The code subtracts the total δ of the `EpsilonDelta` events from `delta`. The
+      other groups get equal parts of the difference. ε is infinite if the total exceeds
+      `delta`, or if nothing is left for the other groups.
 
     Raises:
       ValueError: delta is out of range, or an event has a number that is out of range,
@@ -210,8 +210,8 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
       The `GaussianBound`. The slack of the result is 0 for a mechanism with a GDP
       parameter, δ for an `EpsilonDelta` event, and the argument `slack` for any other
       mechanism. For such other mechanisms, mu is rounded up, mostly by less than 0.5 %,
-      and is infinite if slack is 0. The total_variation of the result is that of an
-      `OnLattice` event, and 0 for any other event.
+      and is infinite if slack is 0. The total_variation of the result is the
+      total_variation of an `OnLattice` event, and 0 for any other event.
 
     Raises:
       ValueError: slack is out of range, or the event has a number that is out of range,
@@ -249,10 +249,9 @@ def _search_mu(profile: profiles.Profile, slack: float) -> float:
     """The smallest μ with δ(ε) <= slack + (1 − slack) δ_μ(ε) for ε >= 0, rounded up.
 
     δ is the given profile, and δ_μ is the profile of μ-GDP. The search evaluates ε(δ)
-    on a geometric grid of δ. Since each evaluation is slow, the search begins with
-    every `_SKIP`-th point of the grid. Each interval between evaluated points needs a
-    certain μ. The search then evaluates the points of the grid in the interval that
-    needs the largest μ, until this interval contains no such points.
+    at points of a geometric grid of δ. Each interval between evaluated points needs a
+    certain μ. The search adds points of the grid in the interval that needs the largest
+    μ, until no point of the grid is left in this interval.
     """
     top = min(float(profile.delta(0.0)), 1.0)
     if top <= slack:

@@ -455,8 +455,8 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
       norm.
 
     Raises:
-      ValueError: dp-accounting has no equivalent event, or the event has another
-        adjacency.
+      ValueError: dp-accounting has no equivalent event; the adjacency of the event
+        differs from `adjacency`; a number is traced, or is an array of several numbers.
 
     Example:
       >>> to_dp_event(Repeated(Gaussian(0.5), 3), Adjacency.ADD_REMOVE)

@@ -3,8 +3,8 @@
 Each point (ε, δ(ε)) of a privacy profile bounds every attack that tells two
 neighbouring data sets apart. The functions of this module have a profile as an
 argument, for instance `lambda e: gdp.delta(mu, e)`,
-`lambda e: rdp.delta(curve, orders, e)` or `lambda e: pld.delta(p, e)`. The bound holds
-for any choice of points, and more points make the bound tighter.
+`lambda e: rdp.delta(curve, orders, e)` or `lambda e: pld.delta(p, e)`. The bounds
+hold for any choice of points, and more points make the bounds tighter.
 """
 
 from collections.abc import Callable
@@ -48,10 +48,10 @@ def tradeoff(
     """A lower bound on the false-negative rate of any attack, from a privacy profile.
 
     Args:
-      delta_fn: δ as a function of ε, f[k] to f[k], valid for both orders of two data
-        sets.
+      delta_fn: δ as a function of ε, f[k] to f[k], valid for both orders of two
+        neighbouring data sets.
       alpha: the attack's false-positive rate, f[*b], in [0, 1].
-      epsilons: the values of ε at which δ is evaluated, f[k], at least 0.
+      epsilons: the values of ε at which δ is evaluated, f[k], at least 0, finite.
 
     Returns:
       The largest value over `epsilons` of max(0, 1 − δ − e^ε α, e^{−ε} (1 − δ − α)),
@@ -82,10 +82,10 @@ def true_positive_rate(
     """An upper bound on the true-positive rate of any attack, from a privacy profile.
 
     Args:
-      delta_fn: δ as a function of ε, f[k] to f[k], valid for both orders of two data
-        sets.
+      delta_fn: δ as a function of ε, f[k] to f[k], valid for both orders of two
+        neighbouring data sets.
       false_positive_rate: the attack's false-positive rate, f[*b], in [0, 1].
-      epsilons: the values of ε at which δ is evaluated, f[k], at least 0.
+      epsilons: the values of ε at which δ is evaluated, f[k], at least 0, finite.
 
     Returns:
       One minus the result of `tradeoff` at the false-positive rate, f[*b], rounded up.
@@ -114,7 +114,8 @@ def advantage(delta_fn: Profile) -> jax.Array:
     """An upper bound on an attack's true-positive rate minus its false-positive rate.
 
     Args:
-      delta_fn: δ as a function of ε, valid for both orders of two data sets.
+      delta_fn: δ as a function of ε, valid for both orders of two neighbouring data
+        sets.
 
     Returns:
       δ(0), the result of delta_fn for the scalar 0. δ(0) is an upper bound on the total

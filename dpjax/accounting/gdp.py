@@ -46,7 +46,8 @@ def tradeoff(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
 
     Returns:
       The bound, f[*b], rounded down. The result is 0 for a traced μ below 0 and for a
-      NaN.
+      NaN. A traced α below 0 has the effect of 0, and a traced α above 1 the effect of
+      1.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -124,9 +125,9 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      μ, f[*b], rounded down. The result is inf for a traced δ of 1 or more. Otherwise,
-      the result is 0 for a traced ε below 0, for a traced δ at or below 0, and for a
-      NaN.
+      μ, f[*b], rounded down. The result is inf for ε = inf and for a traced δ of 1 or
+      more. Otherwise, the result is 0 for a traced ε below 0, for a traced δ at or
+      below 0, and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -151,7 +152,7 @@ def compose(mus: ArrayLike) -> jax.Array:
 
     Returns:
       sqrt(Σ μ_i²) over the last axis, f[*b], rounded up. A traced negative parameter
-      has the effect of its absolute value.
+      has the effect of its absolute value. A traced NaN gives NaN.
 
     Raises:
       ValueError: a static parameter is negative, or mus has no axis or an empty last

@@ -1,14 +1,14 @@
 """Group privacy: the guarantee for several examples, from the guarantee for one.
 
-Let an attack on one example have the false-positive rate α. By the profile δ(ε), its
-true-positive rate is at most h(α) = min_ε (δ(ε) + e^ε α). Consider two data sets that
-differ in k examples, and a sequence of data sets from the first to the second in which
-each step changes one example. If an attack answers "positive" at the rate α on the
-first data set of the sequence, the rate is at most h(α) on the second data set, at most
-h(h(α)) on the third data set, and so on. So the curve h(…h(α)…), which is h composed k
-times, bounds the true-positive rate for the group. For any ε_1, …, ε_k, this curve is
-nowhere above a line with the slope e^{Σ ε_i}. The value of the line at α = 0 bounds the
-δ of the group:
+Let an attack on one example have the false-positive rate α. By the profile δ(ε), the
+attack's true-positive rate is at most h(α) = min_ε (δ(ε) + e^ε α). Consider two data
+sets that differ in k examples, and a sequence of data sets from the first to the second
+in which each step changes one example. If an attack answers "positive" at the rate α on
+the first data set of the sequence, the rate is at most h(α) on the second data set, at
+most h(h(α)) on the third data set, and so on. So the curve h(…h(α)…), which is h
+composed k times, bounds the true-positive rate for the group. For any ε_1, …, ε_k, this
+curve is nowhere above a line with the slope e^{Σ ε_i}. The value of the line at α = 0
+bounds the δ of the group:
 
     δ_k(Σ_i ε_i) <= Σ_i e^{ε_{i+1} + … + ε_k} δ(ε_i).
 
@@ -253,7 +253,7 @@ def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
 
     Args:
       profile: as for the function `group.epsilon`.
-      epsilon: f[], at least 0.
+      epsilon: f[], at least 0, finite.
       size: k, the number of examples in the group, at least 1.
 
     Returns:

@@ -1,12 +1,13 @@
 """Gaussian differential privacy of each example, from the norms of its gradients.
 
-An example whose clipped gradient has the norm c <= C moves the sum of a step by c, not
-by C. Over steps with independent noise of standard deviation s, the GDP parameter of
-example i is μ_i = sqrt(Σ_t (c_{i,t} / s)²), where c_{i,t} is the norm of the example's
-clipped gradient in step t. Usually, μ_i is less than the GDP parameter of the run.
+Let C be the clip norm. An example whose clipped gradient has the norm c <= C moves the
+sum of a step by c, not by C. Over steps with independent noise of standard deviation s,
+the GDP parameter of example i is μ_i = sqrt(Σ_t (c_{i,t} / s)²), where c_{i,t} is the
+norm of the example's clipped gradient in step t. Usually, μ_i is less than the GDP
+parameter of the run.
 
-**These numbers are private data.** This module computes them from gradients and adds no
-noise. Never release these numbers, neither one by one nor as a mean or maximum.
+**The μ_i are private data.** This module computes the μ_i from gradients and adds no
+noise. Never release the μ_i, neither one by one nor as a mean or maximum.
 """
 
 from typing import NamedTuple

@@ -4,18 +4,18 @@ The release is the minimiser θ of J(θ) = Σ_i ℓ_i(θ) + (Λ/2)‖θ‖² + �
 of N(0, σ² I). Each loss ℓ_i is a convex function of one linear score ⟨x_i, θ⟩, with
 gradients of norms at most L and a curvature of at most β. Then δ(ε) <= Σ_j
 δ_G(m_j, ε − c_j), where δ_G(m, ·) is the privacy profile of the Gaussian mechanism with
-μ = m. The few terms j belong to the vectors v_j of step 4, called corners. The proof
-has six steps.
+μ = m. The few terms j belong to vectors v_j, called corners. Step 4 defines the v_j and
+m_j, and steps 4 and 5 define the c_j. The proof has six steps.
 
 1. **Density.** J has one minimiser θ for each b, and b = b_D(θ) = −(Σ∇ℓ_i(θ) + Λθ). The
    map b_D is Lipschitz, and so is its inverse, because J is Λ-strongly convex. So θ has
    the density p_D(θ) = φ_σ(b_D(θ)) |H_D(θ)|, with the density φ_σ of b and the
    determinant of H_D = Σ∇²ℓ_i + ΛI. If the gradients are only Lipschitz, ∇²ℓ_i exists
    almost everywhere.
-2. **Loss.** Let D and D' have the same common examples. D may have one more example z,
-   and D' may have one more example z'. Let v(θ) = b_D'(θ) − b_D(θ) and b = b_D(θ). If
-   the data set is D, then b has the distribution N(0, σ² I). The privacy loss is log
-   p_D/p_D' = (2⟨b, v⟩ + ‖v‖²) / (2σ²) + log |H_D| − log |H_D'|.
+2. **Loss.** Let D and D' be neighbouring data sets. In addition to the common examples,
+   D may have one example z, and D' may have one example z'. Let v(θ) = b_D'(θ) − b_D(θ)
+   and b = b_D(θ). If the data set is D, then b has the distribution N(0, σ² I). The
+   privacy loss is log p_D/p_D' = (2⟨b, v⟩ + ‖v‖²) / (2σ²) + log |H_D| − log |H_D'|.
 3. **Determinants.** Let H >= ΛI be the matrix of the common examples, and f(⟨x, θ⟩)
    the loss of example z. Example z adds the matrix f''(⟨x, θ⟩) x xᵀ of rank one, so
    0 <= log |H_D| − log |H| = log(1 + f'' xᵀH⁻¹x) <= log(1 + f'' ‖x‖² / Λ). In the same

@@ -555,8 +555,8 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
       0.03, the result may be several times the exact ε. For very small noise
       multipliers (often below 0.03 at sampling rate 1), the result may be inf, because
       the numerical integration of the step's distributions is then not precise enough.
-      The result is inf for a traced δ at or below 0, for a NaN, and if a number of an
-      event is out of range.
+      The result is inf for a traced δ at or below 0 (0 at δ = 0 if no event reveals
+      anything), for a NaN, and if a number of an event is out of range.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.

@@ -143,11 +143,11 @@ _compiled_delta = jax.jit(delta)
 def _estimate_parameter(
     fixed: float, delta: float, *, rounds: Rounds, sampling_rate: float
 ) -> float:
-    """Estimate c / fixed, where c is the product of ε at δ and the noise multiplier.
+    """Estimate ε from the noise multiplier, or the noise multiplier from ε.
 
-    In the estimate, c depends only on the arguments after `fixed`. If `fixed` is the
-    noise multiplier, the result is ε; if `fixed` is ε, the result is the noise
-    multiplier. A search starts at the estimate. A bad estimate only slows the search.
+    `fixed` is the known number, and the result is the other number. The estimate
+    assumes that their product depends only on the other arguments. A search starts at
+    the estimate. A bad estimate only slows the search.
     """
     # R rounds at sampling rate q are about μ-GDP with μ = 2 q √R / noise_multiplier,
     # and δ(ε) is about e^{−(ε/μ)²/2}.
@@ -172,7 +172,8 @@ def epsilon(
       The least ε >= 0 whose δ(ε) is at most delta, f[], rounded up.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or no ε meets delta, as for a very small
+        noise multiplier.
 
     Example:
       >>> rounds = group(np.full(1000, 0.001), groups=2)

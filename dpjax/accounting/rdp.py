@@ -152,7 +152,7 @@ def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
       not whole is rounded up to the next whole number, and derivatives with respect to
       the count are the derivatives at this whole number. The result is inf for a traced
       count that is negative, infinite or NaN. For a positive count, a NaN in a curve
-      also gives inf at its order.
+      also gives inf at its order. A traced negative number in a curve is not detected.
 
     Raises:
       ValueError: there is no curve, the curves differ in length, or a static argument
@@ -200,8 +200,9 @@ def epsilon(curve: ArrayLike, orders: ArrayLike, delta: ArrayLike) -> jax.Array:
 
     Returns:
       ε, f[*b], rounded up. ε is inf where the curve is inf at all orders, and for a
-      traced argument out of range. ε is 0 where δ is above the maximum total variation
-      that the curve allows.
+      traced δ out of range. ε is 0 where δ is above the maximum total variation that
+      the curve allows. An order proves no finite ε if a traced order, or a traced value
+      of the curve at this order, is out of range.
 
     Raises:
       ValueError: a static argument is out of range, or the curve and the orders differ

@@ -101,14 +101,11 @@ def _fixed_order_squares(decay: jax.Array, num_steps: int, n_b: int) -> jax.Arra
     of all epochs e. The squared sensitivity to this example is
     Σ_nodes (Σ_e β^{z − p − e n_b})², where z is the step at which a node ends, and β is
     the decay. The sum over e is over the example's steps in the node.
-
-    Let gap = (z − p) mod n_b. The node then contains the example's steps z − gap,
-    z − gap − n_b, …. The inner sum is geometric and depends only on the gap and the
-    node's size. The remainders z mod n_b are periodic over the nodes of one level of
-    the tree. For each remainder and each gap, the code therefore adds the square of the
-    inner sum, times the number of nodes with this remainder, at the position
-    (z − gap) mod n_b.
     """
+    # For gap = (z − p) mod n_b, the example's steps in the node are z − gap,
+    # z − gap − n_b, …, so that the inner sum depends only on the gap and the node's
+    # size. z mod n_b is periodic over the nodes of a level. So each square is added
+    # once for each value of z mod n_b, times the number of nodes with this value.
     ratio = jnp.power(decay, n_b)
     total = jnp.zeros(n_b, decay.dtype)
     for level in range(num_steps.bit_length()):
@@ -134,11 +131,11 @@ def _reshuffled_order_square(decay: jax.Array, num_steps: int, n_b: int) -> jax.
     The squared sensitivity is Σ inner(node)² over the left children of a binary tree.
     Here inner(node) is Σ_{p in P∩node} β^{z−p}, for the decay β, the step z at which
     the node ends, and the steps P of the example. So the squared sensitivity is
-    Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). In inner(node), the step p has the
-    term β^{z−p}. The term of any other epoch is at most the term of the epoch's last
-    step in the node. With this bound, the sum has one independent part for each epoch,
-    and the function maximises each part over the steps of the epoch. The bound is exact
-    if no node contains steps of two epochs.
+    Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). Within inner(node), the bound keeps
+    the term β^{z−p} of the step p. For every other epoch, the bound has the term of the
+    epoch's last step in the node, which is the largest possible term. The part of each
+    epoch in the sum then depends only on the step p of this epoch, and the function
+    maximises each part. The bound is exact if no node contains steps of two epochs.
     """
     num_epochs = -(-num_steps // n_b)
     step = jnp.arange(1, num_epochs * n_b + 1)

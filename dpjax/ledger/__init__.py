@@ -18,8 +18,8 @@ parameters differ, the same noise has hidden two different sums, whose differenc
 noise. The ledger then refuses to record the second release, or with `repeated=True`
 counts an infinite ε.
 
-With several processes, all of them call the functions that write. The first process
-writes, and the others receive the result.
+If a program has several processes, every process must call the functions that write.
+Only the first process writes, and the other processes receive the result.
 
 The modules, in the order in which the data passes through them:
 

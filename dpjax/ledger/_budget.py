@@ -130,7 +130,7 @@ class Budget:
         Raises:
           ValueError: the mechanism takes more than the rest of the budget, has no
             finite cost, or is stated for another adjacency or unit; release has no
-            event; slack is not in [0, 1).
+            event; composition is "adaptive", and slack is not in [0, 1).
         """
         event = self._check(release)
         name = name or type(event).__name__
@@ -227,10 +227,12 @@ class Budget:
     def __str__(self) -> str:
         """The budget in words.
 
-        For composition "adaptive", squares of GDP parameters μ add up. The text then
-        states the shares of the budget's μ² and δ that each mechanism has taken, and
-        the remaining shares. For "fixed", the text states the event of each mechanism,
-        and the ε of all mechanisms so far.
+        For composition "adaptive", squares of GDP parameters μ add up. For each
+        mechanism and for the rest of the budget, the text then states the share of the
+        budget's μ², and the share of δ unless this share is 0. The share of δ of a
+        mechanism does not include the part that the mechanism takes for discrete noise.
+        For "fixed", the text states the event of each mechanism, and the ε of all
+        mechanisms so far.
         """
         lines = [
             f"(ε = {self.epsilon:g}, δ = {self.delta:g})-DP under "
@@ -405,15 +407,16 @@ def budget(
       slack: the share of δ, in [0, 1), that is reserved for mechanisms without a GDP
         parameter, such as plans with Poisson batches or noise on a lattice. Only
         composition "adaptive" uses this share. With slack 0, the mechanisms with a GDP
-        parameter have all of δ, and the only other mechanisms that can draw are
-        `EpsilonDelta` events with δ = 0.
+        parameter have all of δ, and the only other mechanisms that can draw are `Pure`
+        events, and `EpsilonDelta` events with δ = 0.
       unit: the unit of privacy, "example" or "user".
 
     Returns:
       A `Budget`.
 
     Raises:
-      ValueError: a number is out of range; composition is unknown.
+      ValueError: a number is out of range; composition or unit is unknown; adjacency is
+        not an `Adjacency`.
 
     Privacy: all draws together are (ε, δ)-DP. With "adaptive", the budget is a privacy
     filter: the squares of the GDP parameters of all draws add up to at most μ², where

@@ -7,10 +7,11 @@ the two writes therefore leaves the complete line in `*.next`, and the next read
 counts that line as written. A crash leaves one of the following states. Readers refuse
 any other state:
 
-- `*.next` does not exist, and the ledger is empty or ends with a complete line;
+- `*.next` does not exist, and the ledger is missing, empty or ends with a complete
+  line;
 - `*.next` is one complete line, and the ledger ends with the same line;
-- `*.next` is one complete line that follows the ledger's last complete line, and the
-  ledger has a part of `*.next`, or nothing, after its last complete line.
+- `*.next` is one complete line that follows the ledger's last complete line. After this
+  last line, the ledger has nothing, or a part of `*.next` that may end with zero bytes.
 """
 
 import contextlib

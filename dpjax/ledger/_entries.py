@@ -81,8 +81,8 @@ class End:
 
     Attributes:
       run: the run's name.
-      event: an accounting event for the released steps. For this run, the ledger counts
-        the cost of this event alone.
+      event: an accounting event for the released steps. Unless the run has a later
+        entry, the ledger counts only the cost of this event for the run.
       stop: the number of released steps of the run.
       why: the reason.
       time: the time at which the entry was written, UTC.
@@ -240,7 +240,8 @@ def read(path: Path, *, head: str | None = None) -> Ledger:
     """Read a ledger and verify that no line was changed.
 
     Args:
-      path: the ledger's file. A file that does not exist is an empty ledger.
+      path: the ledger's file. A file that does not exist is an empty ledger, unless
+        the same path with `.next` appended exists.
       head: `Ledger.head` from an earlier reading, which you stored elsewhere. The line
         with that hash must still be in the file.
 
@@ -249,9 +250,10 @@ def read(path: Path, *, head: str | None = None) -> Ledger:
 
     Raises:
       ValueError: a line was changed, removed, inserted or moved; the file ends within a
-        line; or no line has the hash `head`, which shows that the file's end was cut
-        off or the file was rewritten. Without `head`, `read` detects neither of these
-        two changes.
+        line; the file does not exist, but an interrupted write has left the file with
+        `.next` appended; or no line has the hash `head`. The last error shows that the
+        file's end was cut off, or that the file was rewritten. Without `head`, `read`
+        detects neither of these two changes.
 
     Example:
       >>> read("nothing.jsonl").epsilon(1e-6)
@@ -394,10 +396,11 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
 def end(path: Path, key: Key, why: str) -> None:
     """Record that a run ended early, for a reason independent of the run's results.
 
-    From a run's first entry on, the ledger counts the cost of all steps of the run's
-    plan. The reason is that a run may stop because its results look good, and the
-    number of steps then depends on the results. After `end`, the ledger counts only the
-    cost of the steps up to the run's last release.
+    A run may stop because its results look good, and the number of steps then depends
+    on the results. So from a run's first entry on, the ledger counts the cost of all
+    steps of the run's plan. After `end`, the ledger counts only the cost of the steps
+    up to the run's last release. If the run makes a further release, the ledger counts
+    all steps again.
 
     Args:
       path: the ledger's file.

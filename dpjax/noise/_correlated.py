@@ -118,13 +118,15 @@ def correlated_noise(
       guarantee holds then.
 
     Raises:
-      ValueError: the strategy has more coefficients than num_steps, has coefficients
-        that float32 cannot represent, or does not support "regenerate"; stddev is out
-        of range (a JAX array may give NaN updates instead); num_steps is traced, or not
-        from 1 to 2³¹ − 2; key is not a typed key; buffer or arithmetic is unknown; an
-        update is not real; inside `jax.shard_map`, check_vma is False. If the state has
-        vectors also: an update's shape differs from the parameter's. With "discrete"
-        also: buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d coordinates.
+      ValueError: the strategy is invalid, has a `num_vectors` above num_steps, is
+        scaled by more or fewer than num_steps factors, has coefficients that float32
+        cannot represent, or does not support "regenerate"; stddev is out of range (a
+        JAX array may give NaN updates instead); num_steps is traced, or not from 1 to
+        2³¹ − 2; key is not a typed key; buffer or arithmetic is unknown; an update is
+        not a real floating-point array; the state holds vectors, and an update's shape
+        differs from the parameter's; inside `jax.shard_map`, check_vma is False. With
+        "discrete", further errors are: buffer is "regenerate"; stddev is 0; 3 d T
+        exceeds 2⁵⁰ for d coordinates.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, even if each sum depends
@@ -220,9 +222,9 @@ def correlated_noise(
 
 
 def _check_shape(update: jax.Array, rows: jax.Array, num_axes: int = 1) -> None:
-    """Raise ValueError unless `update` has the shape of `rows` after its first axes.
+    """Raise ValueError unless the shape of `update` is the shape of one row of `rows`.
 
-    The first `num_axes` axes of `rows` are left out of the comparison.
+    The shape of a row is the shape of `rows` without the first `num_axes` axes.
     """
     # A smaller update would be broadcast, and several entries would get the same noise.
     if update.shape != (shape := rows.shape[num_axes:]):
@@ -302,11 +304,11 @@ def effective_dimension(
 
     Let C be the strategy's matrix, s the sums of all T steps with d coordinates, and q
     the lattice spacing. Rounding adds b √(d T) q to the sensitivity of C s, where b is
-    the result of `lattice_roundings`. Given a dimension D, `lattice_noise` adds at
-    least √D q to the sensitivity S of one sum. The sensitivity of C s is c S for a
-    number c. The number c is at least the norm of every column of C, and so at least
-    1 / f, where f is the maximum of 1 and the factors of a scaled strategy. Since
-    c √D q must be at least b √(d T) q, the dimension D = b² d T f² suffices.
+    the result of `lattice_roundings`. For a dimension D, `lattice_noise` adds at least
+    √D q to the sensitivity S of one sum. The sensitivity of C s is c S, where c is at
+    least the norm of every column of C. So c is at least 1 / f, where f is the maximum
+    of 1 and the factors of a scaled strategy. The dimension D = b² d T f² therefore
+    ensures that c √D q is at least b √(d T) q.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
@@ -479,8 +481,9 @@ def tree_momentum(
     Raises:
       ValueError: decay is outside [0, 1); stddev is out of range (a JAX array may give
         NaN updates instead); num_steps is traced, or not from 1 to 2³¹ − 2; key is not
-        a typed key; buffer is unknown; an update is not real, or its shape differs from
-        the parameter's; inside `jax.shard_map`, check_vma is False.
+        a typed key; buffer is unknown; an update is not a real floating-point array, or
+        the update's shape differs from the parameter's; inside `jax.shard_map`,
+        check_vma is False.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T updates together are
     μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, even if each g_i depends on

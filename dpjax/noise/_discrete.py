@@ -409,15 +409,15 @@ def add_discrete_gaussian_noise(
         2, and about 33,554,680 q for 3.
 
     Returns:
-      An optax transformation for real updates of any dtypes. Sums are rounded in
+      An optax transformation for real floating-point updates. Sums are rounded in
       float64, even if `jax_enable_x64` is off. Coordinates are clipped to
       [−2⁴⁰ q, 2⁴⁰ q]. If stddev is positive, the result is NaN in each coordinate where
       the update is NaN or infinite. The result is cast to the update's dtype.
 
     Raises:
       ValueError: stddev is out of range (a JAX array may give NaN updates instead);
-        draws is neither 2 nor 3; key is not a typed key; an update is not real; inside
-        `jax.shard_map`, check_vma is False.
+        draws is neither 2 nor 3; key is not a typed key; an update is not a real
+        floating-point array; inside `jax.shard_map`, check_vma is False.
 
     Privacy: let the incoming sums have d coordinates. For any two neighbouring data
     sets, let these sums, as computed in floating point, differ by at most S in L2 norm.
@@ -473,7 +473,7 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
 
     Args:
       key: a typed key that no other release uses. Each leaf gets its own key.
-      sums: a pytree of real arrays.
+      sums: a pytree of real floating-point arrays.
       noise: the noise's standard deviation and number of draws, which determine the
         lattice spacing.
 

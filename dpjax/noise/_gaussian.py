@@ -147,7 +147,7 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
 
     Args:
       key: one typed key.
-      tree: a pytree of real arrays. Only its structure, shapes and dtypes are used.
+      tree: a pytree of real floating-point arrays. The values are not used.
       scale: Δ / ε, f[], 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰, where Δ is the L2 sensitivity of the
         value to which the noise is added. The value used is scale rounded up to
         float32.
@@ -156,7 +156,8 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
       Noise with the shapes of the tree's leaves, in float32 or wider.
 
     Raises:
-      ValueError: a leaf is not real; scale is a Python number out of range.
+      ValueError: a leaf is not a real floating-point array; scale is a Python number
+        out of range.
 
     Privacy: adding the noise to a value of L2 sensitivity Δ is (Δ / scale)-DP, with
     δ = 0. The guarantee is for real arithmetic and ideal noise.
@@ -194,13 +195,13 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
         run.
 
     Returns:
-      An optax transformation for real updates of any dtypes. Noise is drawn and added
+      An optax transformation for real floating-point updates. Noise is drawn and added
       in float32 or wider, and the result is cast back to the update's dtype.
 
     Raises:
       ValueError: stddev is out of range (a JAX array may give NaN updates instead); key
-        is not a typed key; an update is not real; inside `jax.shard_map`, check_vma is
-        False.
+        is not a typed key; an update is not a real floating-point array; inside
+        `jax.shard_map`, check_vma is False.
 
     Privacy: a step whose incoming sum has L2 sensitivity s is (s / stddev)-GDP; steps
     compose by `accounting.gdp.compose`. The guarantee is for real arithmetic and ideal
@@ -293,7 +294,7 @@ def noisy_mean(
       batch, and then do one step.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or key is not a typed key.
 
     Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
     where f is the adjacency's sensitivity factor: 1, or 2 under `REPLACE`.

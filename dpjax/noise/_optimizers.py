@@ -1,10 +1,9 @@
 """Private optimizers that take the clipped sum, for users of optax.
 
-Each optimizer takes the sum that `clipped_grad` returns, adds noise of standard
-deviation noise_multiplier · clip_norm, and then divides by the *expected* batch size. A
-division by the actual batch size would reveal something about which examples were
-sampled. (`dp_nsgd` then normalises its updates, so that the division has almost no
-effect.)
+Each optimizer takes the sum that `clipped_grad` returns, adds noise in proportion to
+noise_multiplier · clip_norm, and then divides by the *expected* batch size. A division
+by the actual batch size would reveal something about which examples were sampled.
+(`dp_nsgd` then normalises its updates, so that the division has almost no effect.)
 
 Each optimizer is a chain of optax transformations. The transformations of dpjax turn
 clipped sums into private means or a private momentum. The transformations of optax then
@@ -104,7 +103,7 @@ def dp_sgd(
       An optax transformation from the clipped sum to updates.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or key is not a typed key.
 
     Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
     where f is the adjacency's sensitivity factor: 1, or 2 under `REPLACE`. In a fixed
@@ -160,7 +159,7 @@ def dp_adam(
       An optax transformation from the clipped sum to updates.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or key is not a typed key.
 
     Privacy: as for `dp_sgd`; Adam's moments are functions of the noisy means.
 
@@ -216,7 +215,7 @@ def dp_adamw(
       An optax transformation from the clipped sum to updates; `update` needs params.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or key is not a typed key.
 
     Privacy: as for `dp_sgd`. The initial parameters must not depend on the data. Then
     the decay costs no privacy, since the parameters depend on the data only through the

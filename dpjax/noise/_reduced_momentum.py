@@ -21,11 +21,11 @@ the private momentum m̂_t follow the recursion
     m̂_t = (1 − β) (M_t + R̂_t).
 
 Here Ĥ_t is a private value of Σ_{t−n < i <= t} β^{t−i} h_i, for
-h_i = (1 − γ) δ_i + γ g_i, and R̂_t is a private value of Σ_{i<=t} β^{t−i} r_i. Before
-step 2n, the n steps up to step t − n are not a complete window. So P_t is then a
-private value Ĝ_t of G_t. The results are those of Algorithm 4 of Tran and Cutkosky
-(2022), which has no recursion. Per step, the recursion reads O(log n) nodes of trees
-with noise, and Algorithm 4 reads O((t / n) log n) nodes.
+h_i = (1 − γ) δ_i + γ g_i, and R̂_t is a private value of Σ_{i<=t} β^{t−i} r_i. For
+t < 2n, the window that ends at step t − n has fewer than n steps. So for t < 2n, P_t is
+a private value Ĝ_t of G_t instead. The results are those of Algorithm 4 of Tran and
+Cutkosky (2022), which has no recursion. Per step, the recursion reads O(log n) nodes of
+trees with noise, and Algorithm 4 reads O((t / n) log n) nodes.
 
 One tree for h_i is as good as one tree for (1 − γ) δ_i and another tree for γ g_i. For
 two trees with sensitivities a and b and noise variances x and y, the privacy cost μ² is
@@ -213,7 +213,7 @@ def query(
 
 
 def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
-    """The variance of `query` at every step, divided by the variance of a node's noise.
+    """The variance of the noise in `query` at each step, for node noise of variance 1.
 
     A node of the tree covers 2^k steps. `push` adds noise to the sum of each node.
 

@@ -195,11 +195,11 @@ def random_bins(
 
     Privacy: if no bin overflows, the sampler is random allocation, in which each
     example takes part in one uniformly random step of each epoch, independently of all
-    others. This claim holds under any adjacency, provided that the random bits are
-    uniform and secret, and up to a small error. For n up to 2¹⁶, each example's step is
-    within (m / 2³²)⁴ of uniform in total variation, whatever an adversary knows about
-    all other examples. For larger n, the distribution of a whole epoch is within 2⁻⁸⁹
-    of random allocation in total variation. This distance is below 2e-27, and adds less
+    others. Up to a small error, this claim holds under any adjacency, provided that the
+    random bits are uniform and secret. For n up to 2¹⁶, each example's step is within
+    (m / 2³²)⁴ of uniform in total variation, whatever an adversary knows about all
+    other examples. For larger n, the distribution of a whole epoch is within 2⁻⁸⁹ of
+    random allocation in total variation. This distance is below 2e-27, and adds less
     than (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on overflow is
     a different mechanism. `accounting.truncation.overflow_delta` gives the cost of this
     mechanism, for sampling rate 1 / m and m steps for each epoch whose bins are drawn.

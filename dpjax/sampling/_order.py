@@ -190,11 +190,11 @@ def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
 def examples_at(key: jax.Array, n: int, positions: jax.Array) -> jax.Array:
     """The examples at given positions of a nearly uniform random order, i32[b].
 
-    A position in the last half of the order takes `rounds(n)` rounds of random swaps. A
-    position in the quarter before this half takes 2 `rounds(n)` rounds, a position in
-    the eighth before this quarter takes 3 `rounds(n)` rounds, and so on. A sort
-    permutes the first part, which has at most 2¹⁰ positions (`_SORTED`). The smallest
-    given position determines the number of rounds for all given positions.
+    A sort permutes the first ⌈n/2^k⌉ positions, for the smallest k such that
+    ⌈n/2^k⌉ <= 2¹⁰ (`_SORTED`). If k > 0, positions from ⌈n/2⌉ to n − 1 take `rounds(n)`
+    rounds of random swaps. Positions from ⌈n/4⌉ to ⌈n/2⌉ − 1 take 2 `rounds(n)` rounds,
+    and so on, up to k `rounds(n)` rounds. The smallest given position determines the
+    number of rounds for all given positions.
 
     Args:
       key: one typed key, which determines the order.

@@ -24,8 +24,9 @@ def bound_contributions_of_fixed_graph(
     """Select examples such that each owner has at most max_contributions of them.
 
     The examples are considered in a uniformly random order. An example is selected if
-    each of its owners has fewer than max_contributions selected examples so far. So no
-    example can be added to the final selection.
+    each of its owners has fewer than max_contributions selected examples so far. So
+    every example that is not selected has an owner with max_contributions selected
+    examples.
 
     Args:
       owners: the owners of each example, at least one: n sequences of numbers, strings

@@ -90,7 +90,7 @@ def fixed_size(
       A `Batch` of i32[b] and bool[b], in uniformly random order. The mask is all True.
 
     Raises:
-      ValueError: a size is not a positive integer, n is above 2³¹ − 1 or b above n; a
+      ValueError: a size is not a positive integer; n is above 2³¹ − 1; b is above n; a
         static step is out of range; key is not a typed key.
 
     Privacy: under `REPLACE`, the sampler is sampling without replacement with fixed
@@ -189,9 +189,9 @@ def cyclic_poisson(
       sampling_rate: q, static, in [0, 1]. If the accountant assumes n_b steps per
         epoch, q must be p / n_b; the expected batch size is then n / n_b.
       num_groups: p, static, from 1 to n.
-      max_batch_size: b, static, the fixed size of the batch. If more than b of the
-        ⌈n / p⌉ slots of a group are drawn, only b of the drawn slots are used, chosen
-        uniformly at random.
+      max_batch_size: b, static, the fixed size of the batch. A group has ⌈n / p⌉ slots
+        for examples (see Returns). If more than b slots are drawn, only b of the drawn
+        slots are used, chosen uniformly at random.
       key: one typed key for the whole run; the step is folded into it.
       step: the step's number, i[], from 0 to 2³² − 1. A traced number is used modulo
         2³².

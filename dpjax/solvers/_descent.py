@@ -71,14 +71,15 @@ class Result(NamedTuple, Generic[Params, Noise]):
       guarantee: a `Guarantee`, which names the released values that it covers.
       num_steps: T, the number of steps of the run, or 1 for `objective_perturbation`. T
         may be released.
-      noise_multiplier: the standard deviation of the noise in a sum of gradients (for
-        `dp_nsgd`, of the independent draws from which this noise is computed), divided
-        by the bound on one example's gradient, f[], or f[T] for a schedule.
-        `objective_perturbation` returns scale divided by this bound, and
-        `output_perturbation` returns scale / sensitivity. `sensitivity_reduced_nsgd`
-        returns three numbers f[] with the names anchor, change and drift, one for each
-        of three trees: the standard deviation of the tree's noise, divided by the bound
-        on one example's term in the tree; inf for a tree that is not used.
+      noise_multiplier: the standard deviation of the noise in a sum of gradients,
+        divided by the bound on one example's gradient, f[], or f[T] for a schedule. For
+        `dp_nsgd`, the standard deviation is that of the independent draws from which
+        the noise is computed. `objective_perturbation` returns scale divided by the
+        bound on one example's gradient, and `output_perturbation` returns
+        scale / sensitivity. `sensitivity_reduced_nsgd` returns three numbers f[], named
+        anchor, change and drift, for three trees of noise. Each number is the standard
+        deviation of a node's noise, divided by the bound on one example's term in the
+        tree; inf for a tree that is not used.
       sensitivity: for `output_perturbation`, a bound on the distance by which one
         example can move the last iterate, including rounding. None for other solvers.
       scale: for `output_perturbation` with δ > 0, the standard deviation of each

@@ -271,10 +271,12 @@ def noisy_cyclic_gd(
       epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
       prox: a function of the parameters and the step size, such as those from
-        `dpjax.solvers.prox`. None for steps without a prox.
+        `dpjax.solvers.prox`. None for steps without a prox. With a finite diameter, a
+        prox is required.
       microbatch_size: as for `clipped_grad`.
       **setting: all assumptions of the guarantee, as `accounting.iteration.Setting`
-        lists them. step_size may be an optax schedule or f[E l]. With clipped=True, the
+        lists them. step_size may be an optax schedule or f[E l]; all other numbers must
+        be scalars. adjacency must be ZERO_OUT or REPLACE. With clipped=True, the
         solver clips gradients to the norm gradient_norm, and an example with a
         non-finite gradient contributes zero. With clipped=False, the guarantee assumes
         that finite examples have gradients of norm at most gradient_norm.
@@ -351,9 +353,11 @@ def noisy_gd(
       epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
       prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
+        With a finite diameter, a prox is required.
       microbatch_size: as for `clipped_grad`.
       **setting: all assumptions (`accounting.iteration.Setting`), as for
-        `noisy_cyclic_gd`. step_size may be an optax schedule or f[T].
+        `noisy_cyclic_gd`. step_size may be an optax schedule or f[T]. adjacency must be
+        ZERO_OUT or REPLACE.
 
     Returns:
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
@@ -426,6 +430,7 @@ def noisy_sgd(
       epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
       prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
+        With a finite diameter, a prox is required.
       microbatch_size: as for `clipped_grad`.
       **setting: all assumptions (`accounting.iteration.Setting`), as for
         `noisy_cyclic_gd`. step_size may be an optax schedule or f[T]. adjacency must be

@@ -152,12 +152,14 @@ def output_perturbation(
       radius: D, a guess of the distance from params to the best parameters. Without
         num_steps, the function needs D to choose T. A wrong D costs no privacy.
       prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
-        The noise is added after the last prox, so the result may be outside the set of
-        a projection. You can project the result again without further privacy cost.
+        With a finite diameter, a prox is required. The noise is added after the last
+        prox, so the result may be outside the set of a projection. You can project the
+        result again without further privacy cost.
       microbatch_size: as for `clipped_grad`.
       **setting: all assumptions of the guarantee, as `accounting.iteration.Setting`
-        lists them. step_size must be one number, for instance
-        1 / (smoothness + regularization), and not a schedule.
+        lists them. All numbers must be scalars, and step_size cannot be a schedule. A
+        common step_size is 1 / (smoothness + regularization). adjacency must be
+        ZERO_OUT or REPLACE.
 
     Returns:
       A `Result` with params, curve, guarantee, num_steps, noise_multiplier, sensitivity

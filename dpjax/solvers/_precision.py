@@ -32,9 +32,9 @@ a = ‖prox(x₀) − x₀‖,
 
 **Settings.** The training program and the accountant must use the same numbers. A
 program in float32 cannot represent a decay of 0.999, and uses a nearby number with a
-different guarantee. A solver therefore rounds every number that both use to float32,
-and passes the rounded number to both the accountant and the program. Both represent the
-rounded number exactly, whatever their own precision.
+different guarantee. A solver therefore rounds every shared number to float32, and
+passes the rounded number to the accountant and to the program. Float32 and float64
+represent the rounded number exactly.
 
 Bounds on gradients are rounded up, and step sizes, regularisation and decays are
 rounded down. After rounding, a step size is still at most its upper limit, and a decay
@@ -294,7 +294,7 @@ def sensitivity(
 
     The bound is the sensitivity in real arithmetic plus the distance that rounding can
     add. The function raises a ValueError if the sensitivity is inf, if the loss narrows
-    float64, or if rounding could add more than MAX_FRACTION.
+    float64, or if rounding could add more than the fraction MAX_FRACTION.
     """
     num_examples = len(data.finite)
     sizes = {"num_steps": num_steps, "num_examples": num_examples}

@@ -140,8 +140,8 @@ def _train(
         at_iterate, anchor, at_previous = clipped
         change, change_norm = clip(anchor - at_previous, bounds.change, is_used)
         drift, drift_norm = clip(at_iterate - anchor, bounds.drift, is_used)
-        # From the third epoch on, the window depends on F^Δ and F^G, and one tree
-        # carries both: see `noise._reduced_momentum`.
+        # From step 2n on, one tree carries both changes and gradients at the anchor:
+        # see `noise._reduced_momentum`.
         mixed = (1 - refresh) * change + refresh * anchor
         return _Example(
             terms=Terms(anchor, mixed, drift),
@@ -158,7 +158,7 @@ def _train(
     ) -> tuple[_Carry, Curve]:
         w, state = carry
         number, batch = inputs
-        # The results contain the summands of F^G, F^Δ and F^r at step t.
+        # The results contain each example's terms of the three trees at step t.
         results = jax.vmap(of_example, (None, 0, 0))(
             jnp.stack([w, *anchors]), *data.select(batch)
         )

@@ -6,9 +6,8 @@ much two patterns change the same rows of C x. Here x are the sums of clipped gr
 one row for each step, and C is the matrix that correlates the noise. A small first
 program computes the covariances, and is compiled for each number of steps. A second
 program computes ε from the covariances, and takes long to compile. The covariances are
-padded to a length of 1 plus a power of two, and all other inputs are traced scalars.
-Runs of different lengths therefore share the second program if their padded covariances
-have the same length.
+padded to a length of 1 plus a power of two, and all other numbers are traced scalars.
+Runs of different lengths can therefore share the second program.
 
 **Covariances** depend on the distance of the first steps of two patterns. Let c_t bound
 the norm that a pattern with the first step s adds to row s + t of C x. The bound c_t is
@@ -140,8 +139,7 @@ def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Ar
 
 
 _TRUNCATED_FRACTION = 1e-5  # the fraction of δ that mass beyond the grids may use
-# The least length to which covariances are padded. Runs whose padded covariances have
-# the same length share a program.
+# Covariances are padded to a length of at least this number plus 1.
 _MIN_GAPS = 128
 
 

@@ -8,9 +8,9 @@ positions i, for a Gaussian variable Z_i of the pattern with position i
 d steps apart, is κ + a ρ^d. A chain X_{i+1} = ρ X_i + noise has the covariance a ρ^d at
 distance d, where a is the variance of X_i. A variable of variance κ that all positions
 share adds the covariance κ. The algorithm goes through the positions, and computes the
-joint distribution of the state X_i, on a coarse grid, and of the partial sum of L, on a
-fine grid. States and partial sums are rounded at random to one of the two neighbouring
-grid points, so that their means do not change.
+joint distribution of the state X_i and the partial sum of L. The grid of states is
+coarse, and the grid of partial sums is fine. States and partial sums are rounded at
+random to one of the two neighbouring grid points, so that their means do not change.
 
 The positions of an epoch form a circle. To obtain a sequence with two ends, a few
 neighbouring positions are removed, which leaves one gap. For two positions on different
@@ -177,8 +177,8 @@ class RatioBound(NamedTuple):
         below the first state, f[].
       decrease: an upper bound on the decrease of the mean of L under Q, f[]. The
         mean decreases because the last point replaces larger values of L, and the last
-        state replaces larger values of the chain. In the bound, P has this mass at
-        L = ∞.
+        state replaces larger values of the chain. Under P, the bound has the mass
+        `decrease` at L = ∞.
     """
 
     mass: jax.Array
@@ -290,11 +290,12 @@ def _limits(
     """An estimate of the largest likelihood ratio L that δ(ε) depends on, f[2].
 
     The result has one estimate for each order of the two data sets. L is the likelihood
-    ratio of a Gaussian chain in one epoch, and has mean 1 without the example. For a
-    run of one epoch, δ(ε) therefore depends only on values of L up to e^ε in the first
-    order and up to e^{−ε} in the second order. For several epochs, L is one factor of a
-    product, and δ(ε) depends on all values of L. The estimate is then the mean of L,
-    plus ten standard deviations and a margin.
+    ratio of a Gaussian chain in one epoch, and has mean 1 without the example. The
+    values of L below a limit therefore determine the mean of L above the limit. For a
+    run of one epoch, the limit is e^ε in the first order and e^{−ε} in the second
+    order. For several epochs, L is one factor of a product, and δ(ε) depends on all
+    values of L. The estimate is then the mean of L, plus ten standard deviations and a
+    margin.
     """
     # The factor that all positions share multiplies L. As margins, four standard
     # deviations of the factor's log are added, and the second order has −ε/2 in place
@@ -344,8 +345,8 @@ def smaller_epsilon(
     # Without a Gaussian part, epochs may be combined by a union bound, which assumes
     # that L has mean one. Rounding to states increases the mean of L.
     usable &= (num_epochs <= 1) | (gaussian > 0)
-    # In all other cases, the chain's coarse grids increase ε by more than the chain's
-    # covariances reduce ε.
+    # Without a smaller log E L², the chain's coarse grids increase ε by more than the
+    # chain's covariances reduce ε.
     better = _log_square(chain) < _MAX_RATIO * tree_square
     usable &= (chain.size < _FEW_POSITIONS) | better
 

@@ -83,7 +83,7 @@ def _state_space(
     N and D are polynomials with the first coefficient 1. The arguments hold their other
     coefficients. The filter maps u to y by y_t = u_t + e₀ᵀs_t and
     s_{t+1} = F s_t + g u_t, in transposed direct form II. The state s has at least one
-    entry, since code that reads the first entry cannot index an empty state.
+    entry, even for N = D = 1.
     """
     order = max(np.shape(numerator)[-1], np.shape(denominator)[-1], 1)
     n, d = (

@@ -20,13 +20,13 @@ The steps of π are counted from 0.
   is then at step i n_b or later, and the gap of the i-th and the j-th step is at least
   (j − i) n_b. The worst subset is therefore 0, n_b, …, (k − 1) n_b.
 - Let an example take part in any one step of each epoch. If the i-th step moves to the
-  same position in epoch i, no step moves to a later step, and gaps decrease by whole
-  epochs. The worst subset is therefore in the first k epochs.
+  same position in epoch i, no step moves to a later step, and no gap grows. The worst
+  subset is therefore in the first k epochs.
 
-Each weight is replaced by the largest weight at the same step or later. If a step moves
-to an earlier step, its weight then does not decrease. Any other sequence c is replaced
-by the least non-increasing sequence that is at least |c|. The replacements never reduce
-the bound.
+For a limit k, each weight is replaced by the largest weight at the same step or later.
+If a step moves to an earlier step, its weight then does not decrease. Any other
+sequence c is replaced by the least non-increasing sequence that is at least |c|. The
+replacements never reduce the bound.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ from dpjax.accounting._schedule import Schedule, mu_of_sensitivity
 # Grid points of a filter's state. The value function is convex, so that its chords
 # between grid points are upper bounds.
 _GRID_POINTS = 129
-# The approximate number of entries of an array for several grid points.
+# The approximate maximum of (grid points) x (steps of an epoch) computed at once.
 _MAX_ENTRIES = 2**16
 # Steps of an epoch are grouped into at most this many intervals.
 _MAX_INTERVALS = 256
@@ -280,11 +280,11 @@ def _bound_by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     in epochs e < f, their gap is (f − e) n_b + r_f − r_e.
 
     The positions are divided into at most _MAX_INTERVALS intervals. For adjacent
-    epochs, a dynamic program finds the worst intervals, and uses the least gap of two
-    intervals. For all other pairs of epochs e and f, one bound on g holds for given r_e
-    and any r_f, and another bound holds for given r_f and any r_e. The function uses
-    the mean of these two bounds. For each interval of an epoch, the bounds are summed
-    over all epochs that are not adjacent.
+    epochs, the bound uses the least gap for r_e and r_f in two given intervals. For
+    e <= f − 2, one bound uses the least gap for r_e in a given interval and any r_f.
+    Another bound uses the least gap for any r_e and r_f in a given interval. The
+    function uses the mean of the two bounds, in which each summand depends on the
+    interval of one epoch. A dynamic program can therefore find the worst intervals.
     """
     num_steps = c.size
     epochs = jnp.arange(weights.size)

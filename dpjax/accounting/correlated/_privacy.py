@@ -210,9 +210,9 @@ def epsilon(
         data violate this condition.
 
     Returns:
-      ε, f[*b], rounded up. If exactly one of noise_multiplier and delta is a traced
-      value out of range, ε is inf for a value that is NaN or at most 0, and ε is 0 for
-      an infinite noise_multiplier or a delta of at least 1.
+      ε, f[*b], rounded up. For a traced noise_multiplier or delta out of range, ε is
+      inf if the value is NaN or at most 0, and ε is 0 for an infinite noise_multiplier
+      or a delta of at least 1. These rules assume that the other value is in range.
       For random and fresh bins, ε is at most the ε that follows from `mu`, with order
       "fixed" for random bins and "reshuffled" for fresh bins (docs/amplification.md
       shows how tight the bound is). For cyclic Poisson sampling, `accounting.pld`

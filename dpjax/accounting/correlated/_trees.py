@@ -212,12 +212,12 @@ def _estimate(
     delta: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """An estimate of the bound that a tree of positions gives, f[], to compare trees.
+    """Estimate the privacy loss of a tree of positions on a coarse grid, f[].
 
-    The estimate uses a coarse grid. by_gap and n_b are as for `ratio`. For one epoch,
-    the estimate approximates ε(δ). For several epochs, the estimate is the sum of the
-    Kullback-Leibler divergences in both directions for one epoch. The divergence of the
-    whole run is this sum times the number of epochs.
+    by_gap and n_b are as for `ratio`. For one epoch, the result is an estimate of ε at
+    `delta`. For several epochs, the result is an estimate of the sum of the
+    Kullback-Leibler divergences in both directions for one epoch. All trees have the
+    same number of epochs, so that one epoch is sufficient to compare trees.
     """
     tail = 1e-4 * delta
     law, variance = ratio(tree, by_gap, n_b, tail, _COARSE_POINTS)

@@ -81,8 +81,8 @@ def _diameter(step: Step, tail: jax.Array, cycle: Cycle):
 
 
 def _best(step: Step, tail: jax.Array, cycle: Cycle) -> jax.Array:
-    # The contraction bound, where finite, is at most composition. The code uses it
-    # without a minimum, so that its derivatives hold where both bounds are equal.
+    # Where finite, the contraction bound is at most composition. The code takes no
+    # minimum, so that the derivatives are correct where the two bounds are equal.
     contraction = _contraction(step, tail, cycle)
     composition = _composition(step, tail, cycle)
     without_diameter = jnp.where(contraction < jnp.inf, contraction, composition)

@@ -199,7 +199,7 @@ def costs_from(starts: Block, minorants: Minorants) -> jax.Array:
     def absorb(carry: tuple[Block, jax.Array], level: tuple[Minorants, Block]):
         (edge, end), (pools, last_edges) = carry, level
         pooled = pool(edge, take(pools.edge, end))
-        # If the last of these edges is absorbed, all edges before the last edge are
+        # If the last edge of a pool is absorbed, all earlier edges of the pool are
         # absorbed too, because they are less steep.
         absorbs = steeper(pooled, take(last_edges, end))
         end = jnp.where(absorbs, pools.following[end], end)
@@ -294,10 +294,11 @@ def _best_mask(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array)
     the two coupled runs after step k is at most `start`. The mask is false everywhere
     if no restart reduces the bound on μ.
 
-    The cost of a restart is the cost of the greatest convex minorant of two parts: a
-    block with the rise w_k · start and a run of 0, where w_k is the weight of step k,
-    and the blocks of the steps after k. If the schedule has more than _MAX_RESTARTS
-    steps, the function compares only the restarts after evenly spaced steps.
+    A restart after step k replaces the blocks up to step k by one block with the rise
+    w_k · start and the run 0, where w_k is the weight of step k. The cost of the
+    restart is the sum of rise² / run over the edges of the new minorant. If the
+    schedule has more than _MAX_RESTARTS steps, the function compares only the restarts
+    after evenly spaced steps.
 
     Args:
       log_w: the logarithms of the steps' weights, f[T].

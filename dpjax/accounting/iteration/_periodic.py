@@ -171,8 +171,9 @@ def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
     After a restart, each edge of the minorant is a block of steps. The candidates are
     the restarts for which the first edge contains all later uses, or all later uses
     except the last use. After any earlier restart, two or more uses come after the
-    first edge. An earlier restart is never better: if the restart moves to the next
-    use, the first edge has the same cost, and one use fewer comes after the first edge.
+    first edge. If this restart moves to the next use, rise² and run of the first edge
+    change by the same factor, and one use fewer comes after the first edge. An earlier
+    restart is therefore never better than a candidate.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)

@@ -45,9 +45,9 @@ class Setting(TypedDict):
     convex set. Π does not depend on the data.
 
     Attributes:
-      step_size: η, f[*b], positive. A static η must be at most
-        2 / (smoothness + regularization) unless smoothness is inf. A traced η may be
-        larger, since the bounds hold for every positive η.
+      step_size: η, f[*b], positive. If smoothness is finite, η must be at most
+        2 / (smoothness + regularization). This limit is not checked if one of the three
+        numbers is traced, since the bounds are valid for every positive η.
       gradient_norm: a bound C on the norm of one example's gradient, f[*b], positive:
         the clip norm, or the Lipschitz constant of the loss.
       clipped: whether gradients are clipped to gradient_norm. If false, gradient_norm

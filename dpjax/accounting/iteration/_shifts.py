@@ -80,8 +80,8 @@ def optimal_shift_mu(
       therefore be above the minimum over all k.
 
     Raises:
-      ValueError: a static argument is out of range, lengths differ, or lipschitz,
-        sensitivity and stddev are all numbers.
+      ValueError: a static argument is out of range, lengths differ, a vector is empty,
+        or lipschitz, sensitivity and stddev are all numbers.
 
     Privacy: the last iterate alone is μ-GDP, for all maps that satisfy the assumptions.
     The Rényi divergence of order a of the last iterate is at most a μ²/2.
@@ -125,8 +125,8 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
     shift = assumed.factor * norm * eta / batch
     positions = jnp.arange(unit.shape[0]) % period
     diameter = jnp.max(numbers.diameter)
-    # If the constant of some step is unknown, overflows or underflows, the minorant is
-    # not used, and only composition remains.
+    # The minorant needs the Lipschitz constants of all steps, and noise and shifts that
+    # do not overflow or underflow. Otherwise, only composition remains.
     usable = jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
     usable &= jnp.all(steps.finite_lipschitz)
     # Shifts are divided by the largest shift, so that no square overflows.
