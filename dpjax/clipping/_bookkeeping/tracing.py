@@ -62,9 +62,8 @@ def trace(
     # Tracing fails with this NameError if the loss or a derivative names an axis that
     # no surrounding transformation binds.
     try:
-        jaxpr, (_, aux) = jax.make_jaxpr(outputs, return_shape=True)(
-            parameters, example
-        )
+        make = jax.make_jaxpr(outputs, return_shape=True)
+        jaxpr, (_, aux) = make(parameters, example)
         inputs = range(len(jaxpr.in_avals))
         _search(jaxpr.jaxpr, [i < len(parameters) for i in inputs], {})
     except NameError as error:
@@ -197,11 +196,10 @@ def _search(
             # input of the equation is. In the body of a function with a custom
             # derivative no input is active: the custom derivative replaces the
             # derivative of the body.
-            if name in _CALLS and len(inner.invars) == len(flags):
-                _search(inner, flags, searched, names)
-            else:
-                on = any(flags) and not custom
-                _search(inner, [on] * len(inner.invars), searched, names)
+            same = name in _CALLS and len(inner.invars) == len(flags)
+            on = any(flags) and not custom
+            inputs = flags if same else [on] * len(inner.invars)
+            _search(inner, inputs, searched, names)
         if any(flags):
             depends.update(eqn.outvars)
 
@@ -224,11 +222,10 @@ def _search_eqn(eqn: jex.JaxprEqn, flags: Sequence[bool], searched: _Searched) -
 
     def derivative(*inputs: jax.Array) -> list[jax.Array]:
         def function(*active_inputs: jax.Array) -> list[jax.Array]:
-            all_inputs = list(inputs)
-            for i, x in zip(active, active_inputs, strict=True):
-                all_inputs[i] = x
+            replaced = dict(zip(active, active_inputs, strict=True))
+            values = [replaced.get(i, x) for i, x in enumerate(inputs)]
             # Integer outputs have no derivative.
-            return [x for x in eqs.bind(eqn, all_inputs) if eqs.is_inexact(x)]
+            return [x for x in eqs.bind(eqn, values) if eqs.is_inexact(x)]
 
         outs, vjp = jax.vjp(function, *(inputs[i] for i in active))
         return list(vjp([jnp.ones_like(x) for x in outs]))
