@@ -58,7 +58,7 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
       with a value that is not finite gives values that are not finite.
 
     Raises:
-      ValueError: an argument has a wrong shape or is out of range.
+      ValueError: an argument has a wrong shape or is out of range, or image is complex.
 
     Privacy: the function reads only one example.
 
@@ -75,8 +75,8 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
     cells = validate.static_int("cells", cells, minimum=1)
     orientations = validate.static_int("orientations", orientations, minimum=2)
     pixels = jnp.asarray(image)
-    if pixels.ndim not in (2, 3) or 0 in pixels.shape:
-        raise ValueError(f"image must have shape [h, w] or [h, w, c]; got {image!r}.")
+    if pixels.ndim not in (2, 3) or 0 in pixels.shape or jnp.iscomplexobj(pixels):
+        raise ValueError(f"image must be real, [h, w] or [h, w, c]; got {image!r}.")
     if not jnp.issubdtype(pixels.dtype, jnp.floating):
         pixels = pixels.astype(jnp.result_type(float))
     dtype = pixels.dtype
@@ -176,8 +176,9 @@ def decimal_edges(low: float, high: float, *, parts: int = 10) -> np.ndarray:
       parts: the number of equal parts, at least 1.
 
     Returns:
-      Increasing edges f64[k], strictly between low and high. If parts is 1, the result
-      may be empty, and `bins` does not accept an empty result.
+      Increasing edges f64[k], strictly between low and high. If parts is 1, or no
+      float64 number is between low and high, the result may be empty. `bins` does not
+      accept an empty result.
 
     Raises:
       ValueError: an argument is out of range.
@@ -194,7 +195,8 @@ def decimal_edges(low: float, high: float, *, parts: int = 10) -> np.ndarray:
     top = math.floor(math.log10(max(abs(low), abs(high))))
     decades = [10.0**k for k in range(top - 3, top + 1)]
     decimal = [m * x for x in decades for m in (1, 2, 5)]
-    equal = np.linspace(low, high, parts + 1)[1:-1]
+    # The halves cannot overflow: the difference of the ends could.
+    equal = 2 * np.linspace(low / 2, high / 2, parts + 1)[1:-1]
     edges = np.unique(np.concatenate([equal, decimal, np.negative(decimal), [0.0]]))
     return edges[(edges > low) & (edges < high)]
 
@@ -223,7 +225,7 @@ def join(*parts: ArrayLike) -> jax.Array:
     vectors = [jnp.asarray(x) for x in parts]
     if not vectors or any(x.ndim != 1 for x in vectors):
         raise ValueError(f"parts must be one or more vectors; got {parts!r}.")
-    joined = jnp.concatenate(vectors)
+    joined = jnp.concatenate(vectors) * 1.0  # integers become floats
     return joined * (_rounding_factor(joined.dtype) / math.sqrt(len(vectors)))
 
 

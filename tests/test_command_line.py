@@ -424,12 +424,13 @@ def test_invalid_schedule_in_record_fails(schedule_error, pieces):
     assert "schedule" in schedule_error
 
 
-def test_too_little_noise_for_quantile_clipping_fails(
-    run_failing_command, write_record
+@pytest.mark.parametrize("factor", [0.99, 1.01])
+def test_other_noise_for_quantile_clipping_than_planned_fails(
+    run_failing_command, write_record, factor
 ):
     guarantee = make_plan("quantile").guarantee
     follows = guarantee.record()["clip_norm_follows"]
-    follows["noise_multiplier_of_gradients"] *= 0.99
+    follows["noise_multiplier_of_gradients"] *= factor
     error = run_failing_command(write_record(guarantee, clip_norm_follows=follows))
     assert "noise_multiplier_of_gradients" in error
 

@@ -146,6 +146,8 @@ def test_joined_features_have_norm_at_most_one():
     joined = np.float64(jax.jit(of_one)(np.float32([-1.0, 0.5, 3.0])))
     assert 1 - 1e-5 < np.linalg.norm(joined) <= 1
     np.testing.assert_allclose(joined[0], 0.5, rtol=1e-5)
+    integers = features.join(np.array([1, 0]), np.array([True]))
+    np.testing.assert_allclose(integers, np.sqrt([0.5, 0, 0.5]), rtol=1e-5)
 
 
 def test_decimal_edges_are_inside_of_the_range():
@@ -153,6 +155,9 @@ def test_decimal_edges_are_inside_of_the_range():
     expected = [-5, -2, -1, 0, 1, 2, 5, 10, 20, 50, 100, 200, 495, 500]
     np.testing.assert_allclose(result, expected)
     assert 0 in features.decimal_edges(-1, 1)
+    widest = features.decimal_edges(-1.7e308, 1.7e308, parts=4)
+    ends = [-1e308, -0.85e308, 0.85e308, 1e308]
+    np.testing.assert_allclose([*widest[:2], *widest[-2:]], ends)
     assert (
         len(features.decimal_edges(0.98, 1.04, parts=3)) == 2
     )  # 1 is one of both kinds
@@ -180,6 +185,12 @@ def test_decimal_edges_are_inside_of_the_range():
         (lambda: features.decimal_edges(0.0, np.inf), "high"),
         (features.join, "parts"),
         (lambda: features.join(np.ones((2, 2))), "parts"),
+        (
+            lambda: features.oriented_gradients(
+                np.ones((4, 4), complex), cells=1, orientations=2
+            ),
+            "image must be real",
+        ),
     ],
 )
 def test_invalid_argument_raises(call, name):

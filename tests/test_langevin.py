@@ -172,6 +172,7 @@ def test_values_at_limits_are_exact():
         ({"step_size": 1.1}, "step_size"),
         ({"num_steps": 2.5}, "num_steps"),
         ({"num_steps": 0}, "num_steps"),
+        ({"num_steps": np.nan}, "num_steps"),
         ({"diameter": 0.0}, "diameter"),
         ({"strong_convexity": 3.0}, "strong_convexity"),
         ({"smoothness": -1.0}, "smoothness"),

@@ -138,6 +138,25 @@ def test_epsilon_of_one_step_equals_composition():
     np.testing.assert_allclose(alone, gdp.epsilon(2 / 3, 1e-5), rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes", [(0, 10), (-1, 10), (np.nan, 10), (11, 10), (2, np.inf)]
+)
+def test_traced_sizes_out_of_range_give_infinity(sizes):
+    @jax.jit
+    def epsilon(batch_size, num_examples):
+        return iteration.noisy_sgd_epsilon(
+            3.0,
+            1e-5,
+            num_steps=9,
+            batch_size=batch_size,
+            num_examples=num_examples,
+            **SETTING,
+        )
+
+    assert epsilon(*map(float, sizes)) == np.inf
+
+
 def test_bounds_are_float32_scalars():
     result = jax.eval_shape(lambda x: sgd_bounds(4000, x), 3.0)
     best = jax.eval_shape(

@@ -237,12 +237,23 @@ def test_result_is_close_to_minimiser_and_counts_damage(damaged_data_and_run):
         ("dimension", -3),
         ("dimension", 2.5),
         ("radius", 0.0),
+        ("num_examples", 10.5),
+        ("weak_convexity", 0.1),
+        ("smoothness", math.inf),
     ],
 )
 def test_number_of_steps_needs_valid_arguments(delta, name, bad):
-    arguments = {"epsilon": 1.0, "radius": 3.0, "dimension": 7, name: bad}
-    with pytest.raises(ValueError, match=name):
-        choose_num_steps(**arguments, delta=delta, num_examples=1000, **SETTING)
+    arguments = {"epsilon": 1.0, "radius": 3.0, "dimension": 7, "num_examples": 1000}
+    with pytest.raises(ValueError, match=f"{name} .*got"):
+        choose_num_steps(**SETTING | arguments | {"delta": delta, name: bad})
+
+
+@pytest.mark.parametrize("delta", [-0.1, 1.0, math.nan])
+def test_number_of_steps_needs_a_delta_in_the_half_open_interval(delta):
+    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\)"):
+        choose_num_steps(
+            1.0, delta, radius=3.0, dimension=7, num_examples=1000, **SETTING
+        )
 
 
 def test_invalid_arguments_raise():

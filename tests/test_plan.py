@@ -737,3 +737,6 @@ def test_infinite_epsilon_is_reported(changed, request):
     assert "∞" in str(run.guarantee)
     assert json.loads(run.guarantee.to_json())["epsilon"] == "inf"
     assert float(run.guarantee.tradeoff(0.1)) == 0.0
+    for alpha in (-0.1, 2.0, np.nan):
+        with pytest.raises(ValueError, match="alpha"):
+            run.guarantee.tradeoff(alpha)

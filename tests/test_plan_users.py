@@ -77,6 +77,19 @@ def test_user_gradient_is_the_clipped_gradient_of_the_mean(most, name):
         np.testing.assert_allclose(grads, expected[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("unit", "data"),
+    [
+        ("user", dpjax.by_user((X, Y), OWNER, max_examples=2)),
+        ("example", list(zip(X[:8], Y[:8], strict=True))),
+    ],
+)
+def test_load_refuses_data_sets_that_are_no_tree_of_arrays(unit, data):
+    with pytest.raises(ValueError, match="data must be a pytree of arrays"):
+        make_plan(unit=unit).load(data, 0, KEY)
+    next(make_plan(unit=unit).batches(data, key=KEY))
+
+
 def test_one_user_moves_the_sum_by_at_most_the_clip_norm():
     run = make_plan(batch_size=8)
     loss_and_grad = run.value_and_grad(loss)

@@ -124,6 +124,24 @@ def test_sums_never_move_farther_than_the_event_says(name, monkeypatch):
     assert between.max() >= attained * REPLACED[name]
 
 
+@pytest.mark.parametrize("name", ["variance", "covariance"])
+def test_a_center_can_be_a_list(name):
+    data = np.array([[0.5, -0.2], [0.1, 0.3]], np.float32)
+
+    def release(center):
+        return getattr(statistics, name)(
+            data,
+            clip_norm=1.0,
+            noise_multiplier=2.0,
+            key=KEY,
+            adjacency=Adjacency.REPLACE,
+            center=center,
+        ).value
+
+    expected = release(np.array([0.1, 0.2], np.float32))
+    np.testing.assert_array_equal(release([0.1, 0.2]), expected)
+
+
 @pytest.mark.parametrize(
     "arithmetic", ["real", pytest.param("discrete", marks=pytest.mark.slow)]
 )

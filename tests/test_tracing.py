@@ -79,6 +79,53 @@ def test_custom_derivatives_using_other_examples_raise(place, f, engine):
         jax.eval_shape(mapped, w, x[None])
 
 
+@jax.custom_jvp
+def mix_tangents(x: jax.Array) -> jax.Array:
+    return x
+
+
+@mix_tangents.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    mean = jax.lax.pmean(tangents[0], "data")
+    return primals[0], jax.lax.pcast(mean, "data", to="varying")
+
+
+def mix_values(x: jax.Array) -> jax.Array:
+    return x - jax.lax.pmean(x, "data")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("f", [None, mix_values, mix_tangents])
+def test_shard_map_in_a_loss_hides_no_collective(f, check_vma, engine):
+    """The loss may communicate along its own axis, but not along that of the batch."""
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.sharding.AbstractMesh((2, 2), ("data", "model"), axis_types=auto)
+    over = {"check_vma": check_vma, "mesh": None, "out_specs": jax.P()}
+
+    def loss(w, x):
+        def body(w, x):
+            h = jax.lax.psum(jnp.sum(jnp.tanh(w * x)), "model")
+            return h if f is None else f(h)
+
+        shard = jax.P("model")
+        over_model = over | {"in_specs": (shard, shard), "axis_names": {"model"}}
+        return jax.shard_map(body, **over_model)(w, x)
+
+    def local_sum(w, x):
+        total, _ = dpjax.clipped_grad(loss, 1.0, engine=engine)(w, x)
+        return jax.lax.psum(total, "data")
+
+    over_data = over | {"in_specs": (jax.P(), jax.P("data")), "axis_names": {"data"}}
+    with jax.sharding.use_abstract_mesh(mesh):
+        summed = jax.shard_map(local_sum, **over_data)
+        if f is None:
+            jax.eval_shape(summed, normal(0, 4), normal(1, 6, 4))
+        else:
+            with pytest.raises(ValueError, match="named axis"):
+                jax.eval_shape(summed, normal(0, 4), normal(1, 6, 4))
+
+
 def test_unused_derivatives_may_use_collectives():
     """No derivative by the example alone is taken."""
 

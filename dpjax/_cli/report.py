@@ -95,9 +95,7 @@ def guarantee_of(record: Any) -> RunGuarantee:
         arguments["strategy"] = run.shape.strategy(run.num_steps)
     planned = plan(**arguments, **_schedules_of(run))
     if run.schedule != planned.schedule:
-        raise ValueError(
-            f"schedule must be one that dpjax.plan makes; got {run.schedule!r}."
-        )
+        raise ValueError(f"schedule must be made by dpjax.plan; got {run.schedule!r}.")
     return planned.guarantee.at(_read(record, "num_steps", int))
 
 
@@ -145,17 +143,16 @@ def _check_claims(record: Any, computed: RunGuarantee) -> None:
 
     The claims are ε, δ, μ and the bounds on attacks. If the clip norm follows a
     quantile, the claims also include the quantile, the learning rate, and the noise
-    multipliers of the sum and of the count. Each claim must be at least the number that
-    `computed` gives.
+    multipliers of the sum and of the count. A bound must be at least the number that
+    `computed` gives, and each of these four settings must equal this number.
 
     Args:
       record: the output of `plan.guarantee.to_json()`, read as JSON.
       computed: the guarantee that was computed again from the numbers in the record.
 
     Raises:
-      ValueError: a claim is below the number that `computed` gives, or the record's
-        privacy event differs from the event of `computed`. Both checks have a tolerance
-        for rounding.
+      ValueError: a bound is below the number that `computed` gives, or a setting or the
+        privacy event differs. All checks have a tolerance for rounding.
     """
     event = _read(record, "event", Event)
     claims, structure = jax.tree.flatten(event)
@@ -166,21 +163,23 @@ def _check_claims(record: Any, computed: RunGuarantee) -> None:
         raise ValueError(
             f"event must be the plan's event, {computed.event!r}; got {event!r}."
         )
-    of_attacks, follows = "attack_true_positive_rate_at_most", "clip_norm_follows"
     values, names = computed.record(), ("epsilon", "delta", "mu")
     claims = {name: _read(record, name, float | None) for name in names}
-    claims |= _read(record, of_attacks, dict[str, float])
-    values |= values[of_attacks]
-    if values[follows]:
-        claims |= _read(record, follows, dict[str, float])
-        values |= values[follows]
+    for group in ("attack_true_positive_rate_at_most", "clip_norm_follows"):
+        if values[group]:
+            claims |= _read(record, group, dict[str, float])
+            values |= values[group]
     for name, claim in claims.items():
         value = values.get(name)
         # None stands for an infinite value, which claims nothing.
         claim = math.inf if claim is None else claim
         value = math.inf if value is None else value
+        slack = _TOLERANCE * (abs(value) if value < math.inf else 0)
+        # A claimed bound may be larger. The settings of a clip norm must be equal.
+        equal = name in (values["clip_norm_follows"] or ())
+        most = value + slack if equal else math.inf
         # The "not" ensures that a NaN is refused.
-        if not claim >= value - _TOLERANCE * (abs(value) if value < math.inf else 0):
+        if not value - slack <= claim <= most:
             raise ValueError(
                 f"{name} is {claim!r} in the record, but the record's other numbers "
                 f"give {value!r}. The record was changed, or it was written with an "

@@ -181,19 +181,15 @@ def float64(
         def wrapper(
             *args: ArrayLike | tuple[ArrayLike, ...], **kwargs: object
         ) -> jax.Array:
+            # Named tuples have no common base class. Only they have `_fields`.
             leaves, structure = jax.tree.flatten(
-                args, is_leaf=lambda x: x is not args and not _is_record(x)
+                args, is_leaf=lambda x: x is not args and not hasattr(x, "_fields")
             )
             return lift(structure)(*leaves, **kwargs)
 
         return wrapper
 
     return decorate
-
-
-def _is_record(x: object) -> bool:
-    # Named tuples have no common base class. Only they have the attribute `_fields`.
-    return isinstance(x, tuple) and hasattr(x, "_fields")
 
 
 def _flat(

@@ -161,7 +161,7 @@ def plus(x: jax.Array, more: jax.Array) -> jax.Array:
         return x + jax.reshard(more, spec_of(x))
 
 
-def varying_axes(of: jax.core.ShapedArray) -> frozenset[str]:
+def varying_axes(of: Any) -> frozenset[str]:
     """The manual axes of `jax.shard_map` along which a value of this type varies."""
     return of.manual_axis_type.varying
 

@@ -187,9 +187,7 @@ def check_workload(
     all of its rates, which are the learning rates of the steps, are 0.
     """
     if not isinstance(workload, Workload) or not all(np.ndim(x) for x in workload):
-        raise ValueError(
-            f"workload must be a workload of dpjax.workloads; got {workload!r}."
-        )
+        raise ValueError(f"workload must be made by dpjax.workloads; got {workload!r}.")
     for name in ("rates", "keep"):
         size = np.shape(getattr(workload, name))[-1]
         if size not in (1, num_steps):

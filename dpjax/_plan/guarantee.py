@@ -177,7 +177,7 @@ class RunGuarantee:
         deltas, epsilons = _compute_epsilons(self)
         # If no ε is finite, the only lower bound on the rate is 0.
         if not epsilons.size:
-            return jnp.zeros_like(jnp.asarray(alpha, jnp.result_type(float)))
+            return gdp.tradeoff(math.inf, alpha)
         return fdp.tradeoff(lambda _: jnp.asarray(deltas), alpha, epsilons=epsilons)
 
     def at(self, num_steps: int) -> "RunGuarantee":

@@ -229,8 +229,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         scale, next_norm = jnp.asarray(values.clip), state.clip_norm
         if quantile:
             # The mean is multiplied by the clip norm of this step's gradients.
-            count, noisy = noisy.within / weight, noisy.total
-            scale = state.clip_norm
+            count, noisy, scale = noisy.within / weight, noisy.total, state.clip_norm
             size = values.batch_size
             next_norm = parameters.next_clip_norm(quantile, scale, count, size)
         mean = _scale_tree(noisy, scale / jnp.asarray(values.batch_size, jnp.float32))

@@ -120,12 +120,17 @@ class Plan(RunParameters):
           `Examples`, whose arrays have a leading axis of length m = max_batch_size.
 
         Raises:
-          ValueError: data has another unit or another number of examples than the
-            plan; an array has masked entries; an array of another library than NumPy
-            and JAX holds neither numbers nor booleans; step is out of range, as for
-            `batch`.
+          ValueError: data is not a tree of arrays, or has another unit or another
+            number of examples than the plan; an array has masked entries; an array of
+            another library than NumPy and JAX holds neither numbers nor booleans; step
+            is out of range, as for `batch`.
         """
         loader.check(data, self)
+        if not users.is_tree_of_arrays(data):
+            raise ValueError(
+                f"data must be a pytree of arrays in Plan.load; got {type(data)}. "
+                "Plan.batches also reads users, and data sets indexed by integers."
+            )
         examples = loader.take_examples(users.by_position(data), self.batch(step, key))
         return loader.attach_plan(self, examples, jnp.asarray(step, jnp.int32))
 

@@ -55,9 +55,7 @@ def check_event(event: Event) -> None:
         case events.OnLattice(one) | events.Selection(one):
             parts = (one,)
     if not isinstance(event, Event) or not all(isinstance(x, part_type) for x in parts):
-        raise ValueError(
-            f"event must be an event of dpjax.accounting.events; got {event!r}."
-        )
+        raise ValueError(f"event must be an event of accounting.events; got {event!r}.")
     for part in parts:
         check_event(part)
     for path, number in jax.tree.leaves_with_path(event):

@@ -24,7 +24,7 @@ def _delta64(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
     gap = jnp.minimum(epsilon - pure, 0.0) - 4 * ULP * pure
     # The margins on gap and on the quotient exceed their rounding errors.
     delta = -jnp.expm1(gap) / (1 + jnp.exp(-pure)) * (1 + 8 * ULP)
-    delta = jnp.where(epsilon >= pure, 0.0, jnp.maximum(delta, TINY))
+    delta = jnp.where(epsilon >= pure, 0.0, jnp.clip(delta, TINY, 1.0))
     return jnp.where((pure >= 0) & (epsilon >= 0), delta, 1.0)
 
 

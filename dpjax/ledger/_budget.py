@@ -83,9 +83,7 @@ class Budget:
             of GDP parameters.
         """
         if self.composition == "fixed":
-            raise ValueError(
-                "composition must be 'adaptive' for Budget.left; got 'fixed'."
-            )
+            raise ValueError("composition must be 'adaptive' for left; got 'fixed'.")
         squares, probability = self._spent
         mu = math.sqrt(max(self._mu**2 - squares, 0.0))
         # The margin for rounding allows a draw to take all of the rest.

@@ -65,14 +65,14 @@ def choose_num_steps(
       dimension: d, the number of parameters.
       num_examples: n, the number of examples.
       **setting: the assumptions of the guarantee, as for `output_perturbation`. The
-        bound assumes a convex loss (weak_convexity 0) and a finite smoothness. The
-        function checks neither of these two conditions.
+        bound assumes a convex loss (weak_convexity 0) and a finite smoothness.
 
     Returns:
       T, at least 1 and at most a million.
 
     Raises:
-      ValueError: an argument is out of range, or an assumption fails.
+      ValueError: an argument is out of range, or an assumption fails; weak_convexity
+        is above 0; smoothness is inf.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Reference: Zhang, Zheng, Mou and Wang (2017). The proofs of Theorems 2 and 3 bound
@@ -90,13 +90,18 @@ def choose_num_steps(
       60
     """
     validate.positive("epsilon", epsilon)
+    validate.half_open_unit("delta", delta)
     validate.positive("radius", radius)
+    validate.whole_count("num_examples", num_examples)
     dimension = validate.static_int("dimension", dimension, minimum=1)
     # Candidates have geometric spacing, since T needs only a relative precision.
     steps = np.unique(np.geomspace(1, _MAX_STEPS, 2000).astype(np.int64))
     sensitivity = iteration.gradient_descent_sensitivity(
         num_steps=steps, num_examples=num_examples, **setting
     )
+    if np.any(setting["weak_convexity"]) or np.any(np.isinf(setting["smoothness"])):
+        rule = "weak_convexity must be 0, and smoothness finite, to choose num_steps"
+        raise ValueError(f"{rule}; got {setting}.")
     scale = np.float64(sensitivity) * _calibrate_one_draw(epsilon, delta)
     # E‖z‖² is d scale² for Gaussian noise. For δ = 0, E‖z‖² is E Gamma(d)² scale²,
     # which equals d(d + 1) scale².
@@ -208,9 +213,7 @@ def output_perturbation(
     with _precision.now():
         if num_steps is None:
             if radius is None:
-                raise ValueError(
-                    "num_steps must be given, or radius to choose num_steps."
-                )
+                raise ValueError("num_steps must be given, or else radius.")
             num_steps = choose_num_steps(
                 epsilon,
                 delta,
@@ -266,7 +269,6 @@ def output_perturbation(
         setting["adjacency"],
         _checks.assume_last_iterate(_checks.PRECISION, setting),
     )
-    noise_multiplier = scale / sensitivity
     return Result(
-        private, curve, guarantee, num_steps, noise_multiplier, sensitivity, scale
+        private, curve, guarantee, num_steps, scale / sensitivity, sensitivity, scale
     )

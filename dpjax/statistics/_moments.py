@@ -253,7 +253,7 @@ def variance(
         data,
         _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
         SharedArguments(noise_multiplier, key, adjacency, arithmetic),
-        distance=_replacement_distance(center),
+        distance=1.5 if center is None else _release.root_up(2),
         dimension=_row_size(data) * (1 if center is not None else 2),
     )
 
@@ -327,7 +327,7 @@ def covariance(
         data,
         _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
         SharedArguments(noise_multiplier, key, adjacency, arithmetic),
-        distance=_replacement_distance(center),
+        distance=1.5 if center is None else _release.root_up(2),
         dimension=size * (size + 1) // 2 + (size if center is None else 0),
     )
 
@@ -374,7 +374,7 @@ def _moments(
     scale, n, size = params.clip_norm, params.num_examples, _row_size(data)
     center, root = params.center, math.sqrt(2)
     if center is not None:
-        data = data - jnp.broadcast_to(center, data.shape[1:])
+        data = data - jnp.broadcast_to(jnp.asarray(center), data.shape[1:])
 
     def contribute(x: jax.Array) -> jax.Array:
         u = _unit_rows(x, scale)
@@ -388,10 +388,6 @@ def _moments(
     moments = noisy * root / n
     noise_variance = (noise.stddev * root * scale / n) ** 2
     return moments[:size] * scale, moments[size:] * scale**2, noise_variance
-
-
-def _replacement_distance(center: ArrayLike | None) -> float:
-    return 1.5 if center is None else _release.root_up(2)
 
 
 class Standardization(NamedTuple):

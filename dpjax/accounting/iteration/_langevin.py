@@ -143,7 +143,7 @@ def langevin_mu(
     check_curvature(smoothness, 0.0, strong_convexity)
     validate.diameter(diameter)
     steps = validate.concrete(num_steps)
-    if steps is None or steps.ndim or not (steps == np.inf or steps == int(steps) >= 1):
+    if steps is None or steps.ndim or not steps == np.floor(steps) >= 1:
         raise ValueError(
             f"num_steps must be a positive integer or inf; got {num_steps!r}."
         )

@@ -244,6 +244,8 @@ def noisy_sgd_bounds(
     numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
     validate.adjacency_without_removal(setting["adjacency"])
     rate = batch_size / num_examples
+    if size is None or examples is None:  # a rate of 0 would cost nothing
+        rate = jnp.where(jnp.greater(rate, 0), rate, jnp.nan)
 
     def release(beta: ArrayLike) -> pld.PLD:
         # One step on a random batch, with β times its sensitivity.

@@ -17,6 +17,7 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from dpjax._core.meshes import varying_axes
 from dpjax._core.typing import ArrayLike, Arrays, Atom
 from dpjax.clipping._bookkeeping import equations as eqs
 
@@ -25,7 +26,7 @@ from dpjax.clipping._bookkeeping import equations as eqs
 _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
 # The jaxprs and equations already searched, by id. As the object is stored, no other
 # object can get its id.
-_Searched = dict[tuple[int, ...], jex.Jaxpr | jex.JaxprEqn]
+_Searched = dict[tuple[Any, ...], jex.Jaxpr | jex.JaxprEqn]
 # Primitives that name an axis but do not mix the values along the axis.
 _NOT_MIXING = frozenset({"axis_index", "pvary", "pcast"})
 # Calls whose inputs are, in the same order, the inputs of their bodies.
@@ -61,9 +62,8 @@ def trace(
     # Tracing fails with this NameError if the loss or a derivative names an axis that
     # no surrounding transformation binds.
     try:
-        jaxpr, (_, aux) = jax.make_jaxpr(outputs, return_shape=True)(
-            parameters, example
-        )
+        make = jax.make_jaxpr(outputs, return_shape=True)
+        jaxpr, (_, aux) = make(parameters, example)
         inputs = range(len(jaxpr.in_avals))
         _search(jaxpr.jaxpr, [i < len(parameters) for i in inputs], {})
     except NameError as error:
@@ -157,43 +157,49 @@ def _collective_error(cause: str) -> ValueError:
     )
 
 
-def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], searched: _Searched) -> None:
+def _search(
+    jaxpr: jex.Jaxpr,
+    active: Sequence[bool],
+    searched: _Searched,
+    bound: frozenset[str] = frozenset(),
+) -> None:
     """Raise ValueError if a jaxpr, or a custom derivative in it, communicates.
 
-    Communication is a collective over a named axis. A custom derivative is searched
-    only if an input of its equation depends on an active input of the jaxpr. The body
-    of a shard_map is not searched.
+    Communication is a collective over a named axis that no `shard_map` in the loss
+    binds. A custom derivative is searched only if an input of its equation depends on
+    an active input of the jaxpr.
 
     Args:
       jaxpr: the jaxpr to search.
       active: for each input, whether it depends on a parameter.
       searched: the jaxprs and equations that were already searched. Calls of the same
         function share a body, which is searched once.
+      bound: the named axes that the calls of `shard_map` around the jaxpr bind.
     """
-    if (id(jaxpr), *active) in searched:
+    if (id(jaxpr), bound, *active) in searched:
         return
-    searched[id(jaxpr), *active] = jaxpr
+    searched[id(jaxpr), bound, *active] = jaxpr
     depends = {v for v, on in zip(jaxpr.invars, active, strict=True) if on}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         flags = [isinstance(v, jex.Var) and v in depends for v in eqn.invars]
         if name not in _NOT_MIXING:
-            _refuse_named_axes(eqn)
-        custom = name.startswith("custom_")
+            _refuse_named_axes(eqn, bound)
+        # The derivative of a shard_map contains the custom derivatives in its body,
+        # which can be traced only inside the shard_map.
+        custom = name.startswith("custom_") or name == "shard_map"
         if custom and any(flags):
             _search_eqn(eqn, flags, searched)
-        # A shard_map binds the axis names that its body uses.
-        if name != "shard_map":
-            for inner in eqs.inner_jaxprs(eqn):
-                # For other primitives, all inputs of the bodies are treated as active
-                # if an input of the equation is. In the body of a function with a
-                # custom derivative no input is active: the custom derivative replaces
-                # the derivative of the body.
-                if name in _CALLS and len(inner.invars) == len(flags):
-                    _search(inner, flags, searched)
-                else:
-                    on = any(flags) and not custom
-                    _search(inner, [on] * len(inner.invars), searched)
+        names = bound | eqn.params.get("newly_manual_axes", frozenset())
+        for inner in eqs.inner_jaxprs(eqn):
+            # For other primitives, all inputs of the bodies are treated as active if an
+            # input of the equation is. In the body of a function with a custom
+            # derivative no input is active: the custom derivative replaces the
+            # derivative of the body.
+            same = name in _CALLS and len(inner.invars) == len(flags)
+            on = any(flags) and not custom
+            inputs = flags if same else [on] * len(inner.invars)
+            _search(inner, inputs, searched, names)
         if any(flags):
             depends.update(eqn.outvars)
 
@@ -216,25 +222,29 @@ def _search_eqn(eqn: jex.JaxprEqn, flags: Sequence[bool], searched: _Searched) -
 
     def derivative(*inputs: jax.Array) -> list[jax.Array]:
         def function(*active_inputs: jax.Array) -> list[jax.Array]:
-            all_inputs = list(inputs)
-            for i, x in zip(active, active_inputs, strict=True):
-                all_inputs[i] = x
+            replaced = dict(zip(active, active_inputs, strict=True))
+            values = [replaced.get(i, x) for i, x in enumerate(inputs)]
             # Integer outputs have no derivative.
-            return [x for x in eqs.bind(eqn, all_inputs) if eqs.is_inexact(x)]
+            return [x for x in eqs.bind(eqn, values) if eqs.is_inexact(x)]
 
         outs, vjp = jax.vjp(function, *(inputs[i] for i in active))
         return list(vjp([jnp.ones_like(x) for x in outs]))
 
     closed = jax.make_jaxpr(derivative)(*(v.aval for v in eqn.invars))
+    # A derivative by an input that does not vary along a manual axis is summed over the
+    # axis. `clipped_grad` casts parameters that do not vary, and traces the loss again.
+    axes = [varying_axes(eqn.invars[i].aval) for i in active]
+    summed = frozenset().union(*(varying_axes(v.aval) for v in eqn.outvars))
+    summed -= frozenset.intersection(*axes)
     # The engine computes no second derivatives. So no input is active here.
-    _search(closed.jaxpr, [False] * len(closed.jaxpr.invars), searched)
+    _search(closed.jaxpr, [False] * len(closed.jaxpr.invars), searched, summed)
 
 
-def _refuse_named_axes(eqn: jex.JaxprEqn) -> None:
+def _refuse_named_axes(eqn: jex.JaxprEqn, bound: frozenset[str]) -> None:
     for param in ("axes", "axis_name"):
         names = eqn.params.get(param, ())
         names = names if isinstance(names, tuple | list) else (names,)
         # Integers are axes of the array itself; names are axes of a mesh or a vmap.
-        named = [name for name in names if isinstance(name, str)]
+        named = [x for x in names if isinstance(x, str) and x not in bound]
         if named:
             raise _collective_error(f"{eqn.primitive.name} over {named}")

@@ -55,16 +55,13 @@ def _intersect(x: Domain, y: Domain) -> Domain:
 
 
 def _allocation_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
-    sigma, num_steps = event.noise_multiplier, event.num_steps
-    if event.adjacency is Adjacency.REPLACE:
-        # replacement_losses pairs the truncated mass with the largest ratios, so the
-        # distribution is truncated at a smaller tail.
-        law = spread.allocation_upper_bound(
-            sigma, num_steps, spread.replacement_tail(tail)
-        )
-        return spread.replacement_losses(law, num_steps)
-    law = spread.allocation_upper_bound(sigma, num_steps, tail)
-    return spread.losses(law, num_steps)
+    replace = event.adjacency is Adjacency.REPLACE
+    # replacement_losses pairs the truncated mass with the largest ratios, so the
+    # distribution is truncated at a smaller tail.
+    tail = spread.replacement_tail(tail) if replace else tail
+    law = spread.allocation_upper_bound(event.noise_multiplier, event.num_steps, tail)
+    losses = spread.replacement_losses if replace else spread.losses
+    return losses(law, event.num_steps)
 
 
 def _fixed_size_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
