@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
+from dpjax._core.float64 import scope
 from dpjax._core.plain import to_plain
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._plan.mechanisms import mechanism_of, released_event
@@ -118,7 +119,8 @@ class RunGuarantee:
     @property
     def profile(self) -> profiles.Profile:
         """The privacy profile: the functions ε(δ) and δ(ε), both rounded up."""
-        return profiles.of(self.event)
+        with scope():  # as for the plan's ε: only ε is rounded to float32, and not μ
+            return profiles.of(self.event)
 
     @property
     def mu(self) -> float | None:

@@ -224,9 +224,7 @@ def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     if concrete_roots is None:
         return expand_roots(jnp.asarray(roots))
     if concrete_roots.size == 0 or not np.all(np.abs(concrete_roots) < 1):
-        raise ValueError(
-            f"{name} must be one or more numbers in (-1, 1); got {roots!r}."
-        )
+        raise ValueError(f"{name} must be 1 or more numbers in (-1, 1); got {roots!r}.")
     rounded = _round_float32(np.poly(concrete_roots)[1:])
     # Rounding may move roots that are close together out of (−1, 1).
     if not np.all(np.abs(np.roots([1.0, *rounded])) < 1):
