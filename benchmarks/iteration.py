@@ -60,7 +60,7 @@ def timings():
         "noisy_cyclic_gd_mu, l = E = 1000": lambda: iteration.noisy_cyclic_gd_mu(
             3.0, **shape, order="fixed", **regression
         ),
-        "its ε and derivative by step size": lambda: gradient(0.05),
+        "derivative of its ε by step size": lambda: gradient(0.05),
         "noisy_cyclic_gd_mus, all 1000 offsets": lambda: iteration.noisy_cyclic_gd_mus(
             3.0, **shape, **regression
         ),

@@ -129,9 +129,9 @@ def test_last_iterate_sentences_match_the_times(import_benchmark):
         "epochs of 1,000 batches, `noisy_cyclic_gd_mus` takes "
         f"{ms['noisy_cyclic_gd_mus, all 1000 offsets']:.1f} ms without a diameter and "
         f"{ms['all offsets, with a diameter']:.0f} ms with a diameter to compute the μ "
-        "of an example at each of the 1,000 positions of the cycle. The ε of such a "
-        "run and its derivative by the step size take "
-        f"{ms['its ε and derivative by step size']:.1f} ms together."
+        "of an example at each of the 1,000 positions of the cycle. For the same run "
+        "without a diameter, the derivative of ε by the step size takes "
+        f"{ms['derivative of its ε by step size']:.1f} ms."
     )
     page = read_as_one_line("docs/iteration.md")
     assert expected in page

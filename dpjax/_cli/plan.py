@@ -100,7 +100,8 @@ def _json(command: str, planned: Plan) -> str:
 
     For the command `plan`, the JSON is the output of `plan.guarantee.to_json()`. For
     the commands `epsilon` and `noise`, the JSON has the GDP parameter μ, the privacy
-    event of the run, and all numbers of the plan except the clip norm.
+    event of the run, and all parameters of the run (the fields of `RunParameters`)
+    except the clip norm.
     """
     if command == "plan":
         return planned.guarantee.to_json()

@@ -304,7 +304,8 @@ def bracket(
     nearly 0 at `start`.
 
     Args:
-      excess: the function, which is positive where the caller's condition fails.
+      excess: the monotone function. The caller searches for a parameter at which the
+        function is at most 0.
       start: the first parameter.
       increasing: whether the function grows with the parameter.
       ends: the minimum and the maximum parameter to evaluate.

@@ -102,7 +102,7 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
     """Bound the rounding error of each coordinate of the vectors of `forward_stream`.
 
     The bound is in units of u B. Here B bounds the absolute value of each coordinate of
-    the sums that `draw` returns, and u is the unit roundoff of the dtype.
+    the vectors that enter the stream, and u is the unit roundoff of their dtype.
     """
     if isinstance(strategy, Scaled):
         min_factor = float(np.min(float32_factors(strategy)))

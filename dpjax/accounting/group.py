@@ -110,7 +110,10 @@ def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
 
 
 def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
-    """The least δ at ε that the lines prove, and a slice of the lines that prove δ."""
+    """The least δ that the lines prove at ε, and the indices of the lines that give δ.
+
+    The indices are a slice.
+    """
     i = int(np.searchsorted(lines.epsilon, epsilon, side="right"))
     low = math.exp(min(lines.log_delta[i - 1], 0.0))
     if i == len(lines.epsilon):
@@ -125,7 +128,10 @@ def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
 
 
 def _epsilon_at(lines: _Lines, delta: float) -> tuple[float, slice]:
-    """The least ε at δ that the lines prove, and a slice of the lines that prove ε."""
+    """The least ε that the lines prove at δ, and the indices of the lines that give ε.
+
+    The indices are a slice.
+    """
     sufficient = lines.log_delta <= math.log(delta)
     if not np.any(sufficient):
         return math.inf, slice(len(sufficient) - 1, len(sufficient))

@@ -19,9 +19,10 @@ The steps of π are counted from 0.
 - Let the steps of an example be at least n_b apart, as in a fixed order. The i-th step
   is then at step i n_b or later, and the gap of the i-th and the j-th step is at least
   (j − i) n_b. The worst subset is therefore 0, n_b, …, (k − 1) n_b.
-- Let an example take part in any one step of each epoch. If the i-th step moves to the
-  same position in epoch i, no step moves to a later step, and no gap grows. The worst
-  subset is therefore in the first k epochs.
+- Let an example take part in any one step of each epoch. Then the i-th element of π is
+  in epoch i or later. Move this element to epoch i, and keep its position within the
+  epoch. Then no element moves to a later step, and no gap between elements grows. The
+  worst subset is therefore in the first k epochs.
 
 For a limit k, each weight is replaced by the largest weight at the same step or later.
 If a step moves to an earlier step, its weight then does not decrease. Any other

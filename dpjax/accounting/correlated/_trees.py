@@ -4,11 +4,13 @@ A position is the step of an epoch in which an example takes part. The positions
 leaves of a tree. Two positions are joined into a pair, two pairs into a group of four,
 and so on. Each join leaves a gap between its two parts. The final group is repeated
 around the circle of an epoch. Positions in different parts of a join are at least the
-join's gap apart, so that the covariance at that gap is an upper bound
+join's gap apart, so that their covariance is at most the covariance at that gap
 (docs/amplification.md). Let L be the likelihood ratio of the outputs with and without
 an example that has a random position of the tree. The distribution of L is computed
 from the leaves upwards. Each join computes the mean of two independent copies, and
-multiplies the mean by a lognormal factor that both copies share.
+multiplies the mean by a lognormal factor that both copies share. The covariance of two
+positions is the covariance of the Gaussian variables in the logs of the likelihood
+ratios of these positions.
 
 The tree leaves out the positions in the gaps. The n_b rotations of the tree around the
 circle together contain each position equally often. The mean over all positions is

@@ -47,12 +47,13 @@ _MARGIN = 1 + 64 * ULP  # a factor that rounds up
 
 
 def _early_distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """The final distance of two coupled runs due to the steps before the last n + 1.
+    """The final distance of two processes due to the steps before the last n + 1.
 
-    The runs are on neighbouring data sets, and the result is in standard deviations of
-    a step's noise. A part of the last step's noise, with 1/α² of the variance, hides
-    the distance. The early steps then cost no more than a Gaussian mechanism whose μ is
-    α times the result. The result is inf if the step has no finite Lipschitz constant.
+    The processes are the two interpolated processes of the module's docstring, for runs
+    on neighbouring data sets. The result is in standard deviations of a step's noise. A
+    part of the last step's noise, with 1/α² of the variance, hides the distance. The
+    early steps then cost no more than a Gaussian mechanism whose μ is α times the
+    result. The result is inf if the step has no finite Lipschitz constant.
     """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
     # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), where n is the paper's

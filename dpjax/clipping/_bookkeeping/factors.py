@@ -420,11 +420,11 @@ def table_bounds(
 
 
 def _slot_indices(position: jax.Array) -> jax.Array:
-    """For each position in a long table, the index i[t] of a row in a short table.
+    """For each entry of `position`, the index i[t] of a row in a short table.
 
-    Equal positions get the same index, which is the first index of this position among
-    the sorted positions. So the short table needs only one row for each entry of
-    `position`.
+    The entries are positions in a table that may be much longer. Equal entries get the
+    same index: the index of the first of them in the sorted `position`. So a table with
+    as many rows as `position` has entries suffices.
     """
     order = jnp.argsort(position)
     ordered = position[order]

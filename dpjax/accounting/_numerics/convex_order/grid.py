@@ -181,9 +181,11 @@ def choose_window(
 ) -> tuple[jax.Array, jax.Array]:
     """The position of the n adjacent grid points to retain, and a spacing factor.
 
-    L = dP/dQ is a likelihood ratio, and k distributions of L share one grid. Q has at
-    most the mass `tail` below the retained points, and P has at most this mass above
-    the retained points, if the grid has at most 2n points.
+    L = dP/dQ is a likelihood ratio, and k distributions of L share one grid. If n
+    points of this grid are not enough, the caller first doubles the spacing, so that n
+    points cover 2n points of this grid. If m <= 2n, each Q then has at most the mass
+    `tail` below the retained points, and each P has at most this mass above the
+    retained points.
 
     Args:
       grid: the grid of m points.

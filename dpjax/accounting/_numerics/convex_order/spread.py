@@ -181,8 +181,9 @@ def _one_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
 def double(law: Law, tail: jax.Array) -> Law:
     """An upper bound, in convex order, on the mean of two independent ratios.
 
-    The argument law is the distribution of each of the two ratios. About the mass
-    `tail` at each end moves to the grid's ends, to 0 and to infinity.
+    The argument law is the distribution of each of the two likelihood ratios. About the
+    mass `tail` below the new grid moves to the grid's first point and to 0. About this
+    mass above the new grid moves to the last point and to infinity.
     """
     (first, spacing), masses = law
     mean_masses = _mean_of_two(masses, masses, jnp.asarray(0.5), spacing)
@@ -195,8 +196,9 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
 
     The likelihood ratio L has the distribution `law`. The lognormal variable has the
     mean one. Its log has the variance `variance`, which must be at least h² for the
-    spacing h of the law's grid. About the mass `tail` at each end moves to the grid's
-    ends, to 0 and to infinity.
+    spacing h of the law's grid. About the mass `tail` below the new grid moves to the
+    grid's first point and to 0. About this mass above the new grid moves to the last
+    point and to infinity.
     """
     mass, zero, inf_mass = law.masses
     n = mass.size
@@ -283,9 +285,8 @@ def allocation_upper_bound(
     In random allocation, an example takes part in one of num_steps steps, chosen
     uniformly at random. The ratio is the density of the outputs of all steps with the
     example, divided by their density without the example. This ratio is the mean of
-    num_steps independent ratios, one for each step. In each doubling of the number of
-    ratios, about the mass `tail` at each end moves to the grid's ends, to 0 and to
-    infinity.
+    num_steps independent ratios, one for each step. Each doubling of the number
+    of ratios moves masses of about `tail`, as `double` does.
     """
     return mean(lognormal(1 / noise_multiplier**2, tail, POINTS), num_steps, tail)
 

@@ -261,9 +261,10 @@ def log_mass_of(mass: jax.Array) -> jax.Array:
 def poisson_cells(
     mu: jax.Array, rate: jax.Array, tail: jax.Array, mirror: bool
 ) -> Cells:
-    """The `Cells` from `split` that leave out about the mass `tail` at each end.
+    """The `Cells` of P and Q, for outcomes between two ends.
 
-    The docstring of `split` defines P and Q, for the sampling rate `rate`.
+    About the mass `tail` of Q is below the first end, and about this mass of P is above
+    the last end. The docstring of `split` defines P and Q for mu, rate and mirror.
     """
     rate = raise_rate(rate)
     start, stop = find_ends(mu, rate, tail)

@@ -73,8 +73,9 @@ def factors_of(
     """The rows f[b, g, t, ...] whose outer products sum to each example's gradient.
 
     The gradient is that of a site's operand. Here b is the batch, and g are the groups,
-    each with its own sum over the rows t. Rows of iterations that share one operand are
-    rows of one group. Iterations with separate operands have separate groups.
+    each with its own sum over the rows t. If the site is in a scan, each iteration of
+    the scan gives rows. If all iterations use the same operand, their rows are in the
+    same group. If each iteration has its own operand, each iteration has its own group.
     """
     site = comparable.part
     function = _map_rule(site, site.rule.factors)

@@ -51,7 +51,11 @@ _MAX_ENTRIES = 2**13
 
 
 def uses_blocks(component: Component, site: Site) -> bool:
-    """Whether the float64 sum of a site's gradients adds products of blocks of rows."""
+    """Whether a site's gradients are summed by products of blocks of rows.
+
+    The products are in float32, and are then added in float64. Otherwise, the products
+    or the sum are in float64.
+    """
     if not isinstance(site, RuledSite) or not isinstance(site.rule, Dense):
         return False
     if site.size.rows == 1:
