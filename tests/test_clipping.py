@@ -375,3 +375,9 @@ def test_norm_of_groups_is_finite_and_positive_where_its_square_is_not(size):
     squares = [jnp.float32(3.0), jnp.float32(1.0)]  # in units of the squared bound
     norm = jax.jit(lambda x: clip_scales(x, [size, size], True).norm)(squares)
     np.testing.assert_allclose(norm, 2 * size, rtol=1e-6)
+
+
+def test_norm_of_groups_is_infinite_if_the_norm_of_a_group_is():
+    squares = [jnp.float32(np.inf), jnp.float32(1.0)]
+    norm = jax.jit(lambda x: clip_scales(x, [1e-20, 1e20], True).norm)(squares)
+    assert np.isinf(norm)

@@ -5,6 +5,7 @@ import math
 
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import dp_event as dp
@@ -279,6 +280,23 @@ def test_more_dp_events_are_read():
         (events.Repeated(STEP, 5), events.Repeated(events.Gaussian(0.0), 15))
     )
     assert events.from_dp_event(nested, ADD) == expected
+
+
+@pytest.mark.parametrize("count", [0.5, 2.5, math.inf, -1])
+def test_counts_of_dp_events_must_be_whole_numbers(count):
+    with pytest.raises(ValueError, match="^count must be"):
+        events.from_dp_event(dp.SelfComposedDpEvent(DP_STEP, count), ADD)
+
+
+def test_fields_of_a_mixture_may_be_in_axes_of_vmap():
+    noise = jnp.array([1.0, 2.0])
+    rest = (0.0, 1.0), (0.5, 0.5), ADD
+    axes = events.GaussianMixture(0, None, None, ADD)
+    deltas = jax.vmap(lambda x: pld.delta(pld.of(x), 1.0), in_axes=(axes,))(
+        events.GaussianMixture(noise, *rest)
+    )
+    each = [pld.delta(pld.of(events.GaussianMixture(x, *rest)), 1.0) for x in noise]
+    np.testing.assert_allclose(deltas, each, rtol=1e-6)
 
 
 def test_search_with_a_negative_shape_does_not_convert():

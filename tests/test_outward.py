@@ -65,6 +65,12 @@ def test_numbers_and_products_are_rounded_to_the_safe_side(precision):
             ):
                 assert product <= as_fraction(high) <= product * SLACK
     assert round_up_float32("x", 0.5) == round_down_float32(0.5) == 0.5
+    numbers = np.array([1, 2, 3]), np.array([2**40 + 1]), np.array(7)
+    products = jax.jit(lambda: [round_up_float32("x", n, 1.5) for n in numbers])()
+    for integers, result in zip(numbers, map(np.float64, products), strict=True):
+        assert result.shape == integers.shape
+        assert np.all(result >= 1.5 * integers)
+        np.testing.assert_allclose(result, 1.5 * integers, rtol=1e-6)
     assert (
         round_up_float32("x", 0.0)
         == round_down_float32(0.0)

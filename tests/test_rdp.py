@@ -438,3 +438,9 @@ def test_invalid_traced_values_give_infinity():
 def test_invalid_arguments_raise(call, name):
     with pytest.raises(ValueError, match=f"^{name} must"):
         call()
+
+
+def test_one_order_may_be_a_scalar():
+    curve = rdp.gaussian(1.0, 2.0)
+    expected = rdp.epsilon(curve, np.array([2.0]), 1e-5)
+    assert rdp.epsilon(curve, 2.0, 1e-5) == expected

@@ -22,6 +22,7 @@ import scipy.stats
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dpjax import sampling
+from dpjax.accounting import events
 from dpjax.sampling import _binomial, _order
 
 # The key of seed 7, made without compiling anything.
@@ -667,6 +668,8 @@ def test_invalid_owners_raise():
         select(np.ma.masked_equal([[1], [2]], 2), 1)
     with pytest.raises(ValueError, match="key"):
         select([[1]], 1, key=0)
+    # A class differs from a value of the class, of which a field may be missing.
+    assert select([[events.Gaussian], [events.Gaussian]], 1) == [0]
     for missing in (("a", math.nan), frozenset([math.nan])):
         with pytest.raises(ValueError, match="NaN"):
             select([[missing], [missing]], 1)

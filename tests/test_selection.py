@@ -499,6 +499,21 @@ def test_vectorised_search_equals_a_loop():
     assert chunks.setting == loop.setting == {"rate": 2.0}
 
 
+def test_search_in_many_chunks_compiles_once():
+    """The suite limits the number of programs, of which a chunk would have several."""
+    result = dpjax.tune(
+        jnp.arange(10.0),
+        lambda rate, key: rate,
+        lambda output, key: output,
+        repetitions=selection.Fixed(40),
+        event=RUN,
+        delta=DELTA,
+        key=KEY,
+        chunk_size=2,
+    )
+    assert result.setting == 9.0
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg", "threefry2x32"])
 def test_setting_is_that_of_the_best_run_in_chunks(impl):

@@ -4,6 +4,7 @@ The reference is `vmap(grad(loss))`, clipped in NumPy (tests/test_bookkeeping.py
 """
 
 import collections
+import enum
 import re
 import time
 from typing import Any, NamedTuple
@@ -94,14 +95,31 @@ def mix_values(x: jax.Array) -> jax.Array:
     return x - jax.lax.pmean(x, "data")
 
 
+def trace_in_shard_map(loss, *args, engine, check_vma=True):
+    """Trace a clipped sum over examples that are sharded over the axis "data"."""
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.sharding.AbstractMesh((2, 2), ("data", "model"), axis_types=auto)
+
+    def local_sum(w, x):
+        total, _ = dpjax.clipped_grad(loss, 1.0, engine=engine)(w, x)
+        return jax.lax.psum(total, "data")
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        summed = jax.shard_map(
+            local_sum,
+            in_specs=(jax.P(), jax.P("data")),
+            out_specs=jax.P(),
+            axis_names={"data"},
+            check_vma=check_vma,
+        )
+        return jax.eval_shape(summed, *args)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("f", [None, mix_values, mix_tangents])
 def test_shard_map_in_a_loss_hides_no_collective(f, check_vma, engine):
     """The loss may communicate along its own axis, but not along that of the batch."""
-    auto = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.sharding.AbstractMesh((2, 2), ("data", "model"), axis_types=auto)
-    over = {"check_vma": check_vma, "mesh": None, "out_specs": jax.P()}
 
     def loss(w, x):
         def body(w, x):
@@ -109,21 +127,117 @@ def test_shard_map_in_a_loss_hides_no_collective(f, check_vma, engine):
             return h if f is None else f(h)
 
         shard = jax.P("model")
-        over_model = over | {"in_specs": (shard, shard), "axis_names": {"model"}}
-        return jax.shard_map(body, **over_model)(w, x)
+        return jax.shard_map(
+            body,
+            in_specs=(shard, shard),
+            out_specs=jax.P(),
+            axis_names={"model"},
+            check_vma=check_vma,
+        )(w, x)
 
-    def local_sum(w, x):
-        total, _ = dpjax.clipped_grad(loss, 1.0, engine=engine)(w, x)
-        return jax.lax.psum(total, "data")
+    args, options = (normal(0, 4), normal(1, 6, 4)), {"check_vma": check_vma}
+    if f is None:
+        trace_in_shard_map(loss, *args, engine=engine, **options)
+    else:
+        with pytest.raises(ValueError, match="named axis"):
+            trace_in_shard_map(loss, *args, engine=engine, **options)
 
-    over_data = over | {"in_specs": (jax.P(), jax.P("data")), "axis_names": {"data"}}
-    with jax.sharding.use_abstract_mesh(mesh):
-        summed = jax.shard_map(local_sum, **over_data)
-        if f is None:
-            jax.eval_shape(summed, normal(0, 4), normal(1, 6, 4))
-        else:
-            with pytest.raises(ValueError, match="named axis"):
-                jax.eval_shape(summed, normal(0, 4), normal(1, 6, 4))
+
+@jax.custom_vjp
+def scaled_product(v: jax.Array, x: jax.Array, c: jax.Array) -> jax.Array:
+    return jnp.sum(v * c)
+
+
+def pull_back_mixed(residuals: Any, g: jax.Array) -> Any:
+    _, x, c = residuals
+    scale = jax.lax.pcast(jax.lax.psum(x[0], "data"), "data", to="varying")
+    return g * scale * c, jnp.zeros_like(x), jnp.zeros_like(c)
+
+
+scaled_product.defvjp(
+    lambda v, x, c: (scaled_product(v, x, c), (v, x, c)), pull_back_mixed
+)
+
+
+def loss_with_constant_in_scan(w: jax.Array, x: jax.Array) -> jax.Array:
+    constant = jnp.ones_like(w)
+
+    def step(total: jax.Array, _: Any) -> Any:
+        return total + scaled_product(w * x, x, constant), None
+
+    return jax.lax.scan(step, 0 * jnp.sum(w * x), length=2)[0]
+
+
+@jax.custom_vjp
+def round_to_one(w: jax.Array) -> jax.Array:
+    """A value that does not vary over devices, with the derivative of the identity."""
+    return jnp.ones(w.shape)
+
+
+round_to_one.defvjp(lambda w: (round_to_one(w), None), lambda _, g: (g,))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "loss", [loss_with_constant_in_scan, lambda w, x: jnp.sum(round_to_one(w) * x)]
+)
+def test_derivatives_that_sum_over_devices_raise(loss, engine):
+    with pytest.raises(ValueError, match="named axis"):
+        trace_in_shard_map(loss, normal(0, 4), normal(1, 6, 4), engine=engine)
+
+
+@jax.custom_vjp
+def dot(w: jax.Array, x: jax.Array) -> jax.Array:
+    return w @ x
+
+
+dot.defvjp(lambda w, x: (dot(w, x), (w, x)), lambda r, g: (g * r[1], g * r[0]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_custom_derivatives_by_a_parameter_and_an_example_are_accepted(engine):
+    def loss(w, x):
+        return jnp.sin(dot(w, x))
+
+    total = trace_in_shard_map(loss, normal(0, 4), normal(1, 6, 4), engine=engine)
+    assert total.shape == (4,)
+
+
+class Axis(enum.Enum):
+    """A name of an axis that is not a string."""
+
+    BATCH = 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_collectives_over_an_axis_with_any_name_raise(engine):
+    def loss(w, x):
+        return w @ (x - jax.lax.pmean(x, Axis.BATCH))
+
+    fn = dpjax.clipped_grad(loss, 1.0, engine=engine)
+    mapped = jax.vmap(fn, in_axes=(None, 0), axis_name=Axis.BATCH)
+    with pytest.raises(ValueError, match="named axis"):
+        jax.eval_shape(mapped, normal(0, 3), normal(1, 2, 1, 3))
+
+
+def mean_tangent(_: Any, y: jax.Array) -> jax.Array:
+    return y - jax.lax.pmean(y, "batch")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("place", ["solve", "tangent_solve"])
+def test_collectives_in_implicit_functions_raise(place, engine):
+    solvers = {"solve": lambda f, y: y, "tangent_solve": lambda f, y: y}
+    solvers[place] = mean_tangent
+
+    def loss(w, x):
+        root = jax.lax.custom_root(lambda y: y - w * x, w * x, **solvers)
+        return jnp.sum(root**2)
+
+    fn = dpjax.clipped_grad(loss, 1.0, engine=engine)
+    mapped = jax.vmap(fn, in_axes=(None, 0), axis_name="batch")
+    with pytest.raises(ValueError, match="named axis"):
+        jax.eval_shape(mapped, normal(0, 3), normal(1, 2, 1, 3))
 
 
 def test_unused_derivatives_may_use_collectives():

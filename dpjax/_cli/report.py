@@ -6,6 +6,7 @@ page that loads no other file, or text with a plot that is made of characters.
 """
 
 import html
+import importlib.resources
 import json
 import math
 import pathlib
@@ -187,24 +188,6 @@ def _check_claims(record: Any, computed: RunGuarantee) -> None:
             )
 
 
-_STYLE = """
-:root { color-scheme: light dark; --line: #00695c; --soft: #75757566; }
-@media (prefers-color-scheme: dark) { :root { --line: #80cbc4; } }
-body { font: 1rem/1.5 system-ui, sans-serif; max-width: 44rem; margin: auto;
-  padding: 1rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; line-height: 1.25; }
-h2 { font-size: 1.15rem; margin-top: 2rem; border-top: 1px solid var(--soft);
-  padding-top: 1rem; }
-blockquote { margin: 0; padding-left: 1rem; border-left: 4px solid var(--line); }
-table { border-collapse: collapse; }
-td, th { padding: 0.2rem 1.5rem 0.2rem 0; text-align: right; }
-td:first-child, th:first-child { text-align: left; }
-pre { white-space: pre-wrap; font-size: 0.85rem; border: 1px solid var(--soft);
-  padding: 0.75rem; }
-svg { display: block; width: 100%; max-width: 26rem; font: 13px system-ui, sans-serif; }
-figcaption { margin-top: 0.75rem; }
-svg text { fill: currentColor; }
-"""
 # Facts that no record of a run contains (docs/reporting.md).
 _MISSING_FACTS = (
     "anyone else who sees the data, the losses, the keys and the optimizer's state",
@@ -244,10 +227,12 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
         "What to cite": f"<pre>{html.escape(guarantee.citations())}</pre>",
     }
     (title, lead), *rest = parts.items()
+    files = importlib.resources.files("dpjax._cli")
+    style = files.joinpath("report.css").read_text("utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body>\n"
+        f"<title>{title}</title><style>\n{style}</style></head><body>\n"
         f"<h1>{title}</h1>{lead}\n"
         + "\n".join(f"<h2>{name}</h2>{part}" for name, part in rest)
         + "\n</body></html>"

@@ -178,9 +178,10 @@ def round_down_float32(x: ArrayLike) -> float | jax.Array:
 
 
 def _integer_to_python(x: ArrayLike) -> ArrayLike:
-    """Convert a NumPy integer, of which JAX would keep 32 bits, to a Python integer."""
-    is_array = isinstance(x, np.generic | np.ndarray)
-    return x.item() if is_array and np.issubdtype(x.dtype, np.integer) else x
+    """Convert NumPy integers, of which JAX would keep 32 bits, to floats or an int."""
+    if isinstance(x, np.generic | np.ndarray) and np.issubdtype(x.dtype, np.integer):
+        return x.astype(np.float64) if x.ndim else x.item()
+    return x
 
 
 def _round_exact(exact: Fraction, towards: float) -> float:

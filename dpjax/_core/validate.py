@@ -151,7 +151,7 @@ def is_missing(value: Any) -> bool:
     """
     if isinstance(value, tuple | frozenset):
         return any(map(is_missing, value))
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         return any(is_missing(getattr(value, field.name)) for field in fields)
     try:

@@ -155,6 +155,8 @@ def tune(
     if path is not None and path.exists():
         done, best, saved = _read_checkpoint(path, digest)
     run_chunk = None if chunk_size is None else jax.jit(jax.vmap(run_once))
+    # Unlike jax.vmap, lax.map draws the same number alone, for every generator.
+    indices_of = jax.jit(lambda runs: jax.lax.map(index_of, runs))
     while done < total:
         first, done = done, min(total, done + chunk)
         if run_chunk is None:
@@ -163,8 +165,7 @@ def tune(
         else:
             # All chunks have the same size. Excess runs of the last chunk are not used.
             runs = first + np.arange(chunk)
-            # Unlike jax.vmap, lax.map draws the same number alone, for every generator.
-            scores, outputs = run_chunk(runs, jax.lax.map(index_of, runs))
+            scores, outputs = run_chunk(runs, indices_of(runs))
 
         def output_of(i: int) -> Any:
             single = run_chunk is None

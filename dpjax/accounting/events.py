@@ -224,7 +224,9 @@ class GaussianMixture(_HasAdjacency):
     def __post_init__(self) -> None:
         if validate.adjacency(self.adjacency) is Adjacency.REPLACE:
             raise ValueError(f"adjacency must be ADD_REMOVE or ZERO_OUT; got {self!r}.")
-        if len(self.sensitivities) != len(self.weights):
+        # In a tree for the in_axes of jax.vmap, a field may be None.
+        fields = self.sensitivities, self.weights
+        if len({len(x) for x in fields if isinstance(x, tuple | list)}) > 1:
             raise ValueError(f"weights must be as many as sensitivities; got {self!r}.")
 
 
@@ -555,7 +557,8 @@ def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
     if isinstance(event, dp.ComposedDpEvent):
         return [x for part in event.events for x in _steps(part, count, adjacency)]
     if isinstance(event, dp.SelfComposedDpEvent):
-        return _steps(event.event, int(event.count) * count, adjacency)
+        count *= validate.static_int("count", event.count, minimum=0)
+        return _steps(event.event, count, adjacency)
     return [Repeated(_convert_step(event, adjacency), count)]
 
 

@@ -62,7 +62,7 @@ def _align_axes(
         would be broadcast to all orders.
     """
     arrays = [_as_array(x) for x in curves]
-    lengths = sorted({x.shape[-1:] for x in arrays})
+    lengths = sorted({x.shape[-1:] or (1,) for x in arrays})
     if len(lengths) > 1:
         raise ValueError(f"curves and orders must have one length; got {lengths}.")
     arrays += [_as_array(x)[..., None] for x in scalars]

@@ -198,11 +198,10 @@ def clip_scales(
         jnp.where(finite & mask, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
         for root in roots
     ]
-    # The largest bound as unit prevents overflow and underflow of the squares. With one
-    # bound, the quotient and the root are exact.
+    # The largest bound as unit prevents overflow and underflow of the squares.
     unit = jnp.max(jnp.asarray(clip_norms, roots[0].dtype))
-    norms = [root * (c / unit) for root, c in zip(roots, clip_norms, strict=True)]
-    norm = jnp.linalg.norm(jnp.stack(norms), axis=0) if len(norms) > 1 else norms[0]
+    norms = [root * c / unit for root, c in zip(roots, clip_norms, strict=True)]
+    norm = jnp.linalg.norm(jnp.stack(norms), axis=0) if len(norms) > 1 else roots[0]
     return Scales(finite, scales, norm * unit)
 
 

@@ -88,17 +88,7 @@ class ClippedGrad(Generic[Params]):
         batched = self._examples(args)
         size = _clip.batch_size(f"the batch arguments {self.batch_argnums}", batched)
         mask = _clip.check_mask(mask, (size,))
-        if jax.sharding.get_abstract_mesh().manual_axes:
-            # In `jax.shard_map`, each device has a part of the batch. So parameters are
-            # marked as varying over the devices. Otherwise the derivative would be a
-            # sum over the devices, and would be clipped as if it were the gradient of
-            # one example.
-            axes = varying_axes(self._trace(args)[0].out_avals[0])
-            numbers = _as_tuple(self.argnums)
-            args = tuple(
-                add_varying_axes(x, axes) if i in numbers else x
-                for i, x in enumerate(args)
-            )
+        args = self._add_varying_axes(args)
         inputs = Inputs(self._leaves(args), batched, mask)
         closed, aux_tree = self._trace(args)
         groups = self._groups(args)
@@ -180,11 +170,29 @@ class ClippedGrad(Generic[Params]):
 
         return _SelectedEngine(sum_by_platform, plan)
 
-    def _trace(self, args: Sequence[object]) -> tuple[jex.ClosedJaxpr, Any]:
+    def _add_varying_axes(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Mark the parameters as varying along the axes along which the loss varies.
+
+        In `jax.shard_map`, each device has a part of the batch. Without the marks, the
+        derivative would be a sum over the devices, and would be clipped as if it were
+        the gradient of one example.
+        """
+        if not jax.sharding.get_abstract_mesh().manual_axes:
+            return args
+        axes = varying_axes(self._trace(args, search=False)[0].out_avals[0])
+        numbers = _as_tuple(self.argnums)
+        return tuple(
+            add_varying_axes(x, axes) if i in numbers else x for i, x in enumerate(args)
+        )
+
+    def _trace(
+        self, args: Sequence[object], search: bool = True
+    ) -> tuple[jex.ClosedJaxpr, Any]:
         """The loss's jaxpr for the arguments of a call, and the structure of aux.
 
         The inputs of the jaxpr are the leaves of the parameters and the leaves of one
-        example. The outputs are the loss and the leaves of aux.
+        example. The outputs are the loss and the leaves of aux. `search` is as for
+        `bookkeeping.trace`.
         """
         types = map(jax.typeof, self._examples(args))
         example_types = [like(t, t.shape[1:], t.dtype) for t in types]
@@ -202,7 +210,9 @@ class ClippedGrad(Generic[Params]):
             _check_scalar(loss)
             return loss, aux
 
-        return bookkeeping.trace(loss_and_aux, self._leaves(args), example_types)
+        return bookkeeping.trace(
+            loss_and_aux, self._leaves(args), example_types, search=search
+        )
 
     def _examples(self, args: Sequence[object]) -> list[jax.Array]:
         """The leaves of a call's batch arguments, as JAX arrays.
@@ -270,7 +280,7 @@ class ClippedGrad(Generic[Params]):
           keep_blocks: whether blocks of `jax.checkpoint` stay checkpointed, as with
             engine="ghost".
         """
-        closed, _ = self._trace(args)
+        closed, _ = self._trace(self._add_varying_axes(args))
         return bookkeeping.plan(closed, self._groups(args), keep_blocks=keep_blocks)
 
 
@@ -476,8 +486,8 @@ def clipped_grad(
         their leading axes differ, are missing or are empty; the mask has another shape
         or dtype; clip_norm is no prefix tree of the arguments in argnums; an argument
         in argnums has a leaf that is not real; the loss is not a real scalar; the loss
-        or its derivative communicates along a named axis, and so depends on other
-        examples, as BatchNorm in training mode does.
+        or its derivative communicates along a named axis that the loss does not bind
+        itself, and so depends on other examples, as BatchNorm in training mode does.
       RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs, or
         computed on a GPU, and the environment variable `XLA_FLAGS` contains neither
         `--xla_gpu_exclude_nondeterministic_ops=true` nor

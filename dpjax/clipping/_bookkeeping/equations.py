@@ -130,7 +130,14 @@ def uses(eqns: Sequence[jex.JaxprEqn], primitive: str) -> bool:
 
 
 def inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
-    """The jaxprs in an equation's parameters, such as bodies of scans and branches."""
+    """The jaxprs in an equation's parameters, such as bodies of scans and branches.
+
+    A primitive of `jax.experimental.hijax` has a function in place of a jaxpr. The
+    function is traced.
+    """
+    if eqn.primitive.name == "call_hi_primitive":
+        body = functools.partial(eqn.primitive.to_lojax, **eqn.params)
+        yield jax.make_jaxpr(body)(*(v.aval for v in eqn.invars)).jaxpr
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):
             if isinstance(inner, jex.ClosedJaxpr):

@@ -6,7 +6,12 @@ collective may be only in a custom derivative (custom_jvp, custom_vjp), so that 
 loss's jaxpr does not contain the collective. So `trace` also differentiates each
 equation with a custom derivative, and searches the jaxpr of the derivative. Built-in
 primitives need no such search: their derivatives communicate only if the primitives
-communicate.
+communicate. A `jax.shard_map` in the loss may communicate along the axes that it binds,
+since each of its calls has one example.
+
+The search takes the derivative with respect to all inputs that may depend on a
+parameter, for cotangents of ones. A rule that communicates only for some symbolic zeros
+(`symbolic_zeros=True`) is not detected.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,6 +42,8 @@ def trace(
     loss_and_aux: Callable[[Arrays, Arrays], tuple[ArrayLike, object]],
     parameters: Arrays,
     example: Sequence[jax.ShapeDtypeStruct],
+    *,
+    search: bool,
 ) -> tuple[jex.ClosedJaxpr, Any]:
     """Trace `loss_and_aux`, a function of two lists of leaves, to a jaxpr.
 
@@ -45,14 +52,17 @@ def trace(
         It returns the loss of the example, and aux.
       parameters: the parameters' leaves.
       example: the types of the leaves of one example.
+      search: whether to search for communication. In `jax.shard_map`, the parameters
+        must vary along all axes along which the loss varies. Otherwise, derivatives
+        are sums over devices.
 
     Returns:
       The jaxpr of a function from the leaves of the parameters and of the example to
       the loss and the leaves of aux. The tree structure of aux.
 
     Raises:
-      ValueError: the loss, or its derivative with respect to the parameters,
-        communicates along a named axis.
+      ValueError: search is True, and the loss or its derivative with respect to the
+        parameters communicates along a named axis.
     """
 
     def outputs(parameters: Arrays, example: Arrays) -> tuple[jax.Array, object]:
@@ -65,7 +75,8 @@ def trace(
         make = jax.make_jaxpr(outputs, return_shape=True)
         jaxpr, (_, aux) = make(parameters, example)
         inputs = range(len(jaxpr.in_avals))
-        _search(jaxpr.jaxpr, [i < len(parameters) for i in inputs], {})
+        if search:
+            _search(jaxpr.jaxpr, [i < len(parameters) for i in inputs], {})
     except NameError as error:
         if "unbound axis name" in str(error):
             raise _collective_error(str(error)) from error
@@ -187,7 +198,7 @@ def _search(
             _refuse_named_axes(eqn, bound)
         # The derivative of a shard_map contains the custom derivatives in its body,
         # which can be traced only inside the shard_map.
-        custom = name.startswith("custom_") or name == "shard_map"
+        custom = name.startswith(("custom_", "shard_map", "call_hi_primitive"))
         if custom and any(flags):
             _search_eqn(eqn, flags, searched)
         names = bound | eqn.params.get("newly_manual_axes", frozenset())
@@ -219,6 +230,12 @@ def _search_eqn(eqn: jex.JaxprEqn, flags: Sequence[bool], searched: _Searched) -
     if not active or search_key in searched:
         return
     searched[search_key] = eqn
+    # In `jax.shard_map`, JAX casts an output that does not vary along the axis of the
+    # examples before it meets an example. The cast's derivative is a sum over devices.
+    axes = frozenset().union(*(varying_axes(eqn.invars[i].aval) for i in active))
+    for out in filter(eqs.is_inexact, eqn.outvars):
+        if lost := axes - varying_axes(out.aval):
+            raise _collective_error(f"{eqn.primitive.name} is constant along {lost}")
 
     def derivative(*inputs: jax.Array) -> list[jax.Array]:
         def function(*active_inputs: jax.Array) -> list[jax.Array]:
@@ -231,13 +248,8 @@ def _search_eqn(eqn: jex.JaxprEqn, flags: Sequence[bool], searched: _Searched) -
         return list(vjp([jnp.ones_like(x) for x in outs]))
 
     closed = jax.make_jaxpr(derivative)(*(v.aval for v in eqn.invars))
-    # A derivative by an input that does not vary along a manual axis is summed over the
-    # axis. `clipped_grad` casts parameters that do not vary, and traces the loss again.
-    axes = [varying_axes(eqn.invars[i].aval) for i in active]
-    summed = frozenset().union(*(varying_axes(v.aval) for v in eqn.outvars))
-    summed -= frozenset.intersection(*axes)
     # The engine computes no second derivatives. So no input is active here.
-    _search(closed.jaxpr, [False] * len(closed.jaxpr.invars), searched, summed)
+    _search(closed.jaxpr, [False] * len(closed.jaxpr.invars), searched)
 
 
 def _refuse_named_axes(eqn: jex.JaxprEqn, bound: frozenset[str]) -> None:
@@ -245,6 +257,6 @@ def _refuse_named_axes(eqn: jex.JaxprEqn, bound: frozenset[str]) -> None:
         names = eqn.params.get(param, ())
         names = names if isinstance(names, tuple | list) else (names,)
         # Integers are axes of the array itself; names are axes of a mesh or a vmap.
-        named = [x for x in names if isinstance(x, str) and x not in bound]
+        named = [x for x in names if not isinstance(x, int | None) and x not in bound]
         if named:
             raise _collective_error(f"{eqn.primitive.name} over {named}")
