@@ -237,27 +237,15 @@ class Cyclic(Mechanism):
             # multiplier σ. The last epoch may be incomplete. Its missing steps cost 0.
             costs = np.zeros(times * epoch)
             costs[:num_steps] = run.noises() ** -2.0
-            times = self._max_total_cost(costs.reshape(times, epoch))
+            by_epoch = costs.reshape(times, epoch)
+            # An example takes part in the same step of every epoch, or, if the order is
+            # random, at most in the most expensive step of every epoch.
+            fixed = self.order == "fixed"
+            total = by_epoch.sum(0).max() if fixed else by_epoch.max(1).sum()
+            times = float(total) * (1 + 2.0**-40)  # covers the rounding of the sum
         # k Gaussian steps of sensitivity s are one Gaussian mechanism: μ = s √k / σ.
         factor = self.adjacency.sensitivity_factor
         return events.Gaussian(factor * math.sqrt(times) / sigma)
-
-    def _max_total_cost(self, costs: np.ndarray) -> float:
-        """Bound the total cost of the steps in which one example takes part.
-
-        An example takes part in the same step of every epoch. These steps are a column
-        of `costs`.
-
-        Args:
-          costs: the cost of each step, f64[epochs, steps per epoch]: the step's μ²
-            divided by the μ² of a step with the run's noise multiplier, where μ is the
-            GDP parameter.
-
-        Returns:
-          The bound in the same unit.
-        """
-        # The factor covers the rounding of the sum.
-        return float(np.max(np.sum(costs, axis=0))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
         """Describe batches in the data's own order, with their size."""
@@ -274,29 +262,10 @@ class Reshuffled(Cyclic):
 
     def draw(self, batch_size, max_batch_size, step, key):
         """Draw the batch of a step by `sampling.reshuffled_step`."""
-        steps = self.steps_per_epoch(batch_size)
-        step = jnp.asarray(step)
+        epoch, place = divmod(jnp.asarray(step), self.steps_per_epoch(batch_size))
         return sampling.reshuffled_step(
-            self.num_examples,
-            batch_size,
-            key=key,
-            epoch=step // steps,
-            step=step % steps,
+            self.num_examples, batch_size, key=key, epoch=epoch, step=place
         )
-
-    def _max_total_cost(self, costs):
-        """Bound the total cost of the steps in which one example takes part.
-
-        The bound is the total cost if the example takes part in the most expensive step
-        of every epoch.
-
-        Args:
-          costs: the cost of each step, as for `Cyclic`.
-
-        Returns:
-          The bound in the same unit.
-        """
-        return float(np.sum(np.max(costs, axis=1))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
         """Describe batches in a random order, with their size."""

@@ -221,14 +221,10 @@ def _probe(plan: Plan, generator: str, *_: object) -> str:
     return digest.hexdigest()[:32]
 
 
-def canonical(value: Any) -> str:
-    """Return a value's JSON text, with sorted names and no space between tokens."""
+def canonical(data: Any) -> str:
+    """Return the JSON text of data, with sorted names and no space between tokens."""
     return json.dumps(
-        value,
-        sort_keys=True,
-        ensure_ascii=False,
-        separators=(",", ":"),
-        allow_nan=False,
+        data, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
     )
 
 

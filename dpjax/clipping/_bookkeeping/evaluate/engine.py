@@ -227,14 +227,10 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     """
     if part.pull_back_bounds is None:
         return square
-    records, cotangents, _ = part.recorded
+    (records, cotangents, _), bounds = part.recorded, part.pull_back_bounds.norms
     terms = []
     for site, others, cotangent, norm_bound in zip(
-        part.component.sites,
-        records,
-        cotangents,
-        part.pull_back_bounds.norms,
-        strict=True,
+        part.component.sites, records, cotangents, bounds, strict=True
     ):
         if isinstance(site, RuledSite):
             factors = at.factors_of(Comparable(site), others, cotangent)
