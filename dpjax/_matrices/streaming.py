@@ -60,7 +60,10 @@ def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """Make a stream of a strategy's noise that has no memory and repeats earlier draws.
+    """Make a stream of a strategy's noise that stores no vectors.
+
+    In each step, the stream draws the noise of earlier steps again. num_steps is the
+    number of steps of the run.
 
     Raises:
       ValueError: the strategy is a Toeplitz matrix, possibly scaled, whose inverse C⁻¹

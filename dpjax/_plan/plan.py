@@ -206,12 +206,12 @@ class Plan(RunParameters):
           ((value, aux), grads) with has_aux. model is a tree whose arrays of floats are
           trained, or a flax.nnx module whose `nnx.Param`s are trained. examples are
           `Examples` from `load` or `batches`. value is the mean loss of the valid
-          examples, and aux has a leading axis m. grads is the *sum* of clipped
-          gradients, and is for the optimizer alone. If a schedule varies the clip norm,
-          the sum is multiplied by plan.clip_norm and divided by the step's clip norm.
-          grads is shaped like the model, with None for leaves that are not arrays of
-          floats. For a flax.nnx module, grads is the state of the module's
-          `nnx.Param`s.
+          examples, and aux has a leading axis of length max_batch_size. grads is the
+          *sum* of clipped gradients, and is for the optimizer alone. If a schedule
+          varies the clip norm, the sum is multiplied by plan.clip_norm and divided by
+          the step's clip norm. grads is shaped like the model, with None for leaves
+          that are not arrays of floats. For a flax.nnx module, grads is the state of
+          the module's `nnx.Param`s.
           If the clip norm follows a quantile, fn also has the argument clip_norm, a
           result of `clip_norm_of`. Then grads is a `Bounded`: the sum divided by
           clip_norm, and the number of gradients whose norms are at most clip_norm,

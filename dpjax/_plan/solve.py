@@ -162,9 +162,10 @@ def plan(
         which floats only approximate. The bits of a released number may reveal more
         than this guarantee states.
         "discrete" for a guarantee for the bits that are released. Gradients are then
-        added in float32 within blocks of at most 128, and in float64 across blocks. The
-        sums are rounded to a lattice, and the noise is discrete Gaussian. The plan's
-        noise multiplier holds for the rounded sums. "correlated" noise then needs
+        added in float32 within blocks of at most 128 gradients, and in float64 across
+        blocks. The sums are rounded to a lattice, and the noise is discrete Gaussian.
+        The plan's noise multiplier is relative to the sensitivity of the rounded sums.
+        "correlated" noise then needs
         batches in order ("fixed" or "reshuffled").
 
     Returns:

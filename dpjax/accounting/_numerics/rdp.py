@@ -243,10 +243,11 @@ def _window_sum(
 ) -> jax.Array:
     """The integral of h(y) e^{−u²/2 − highest} over u from low to high, by quadrature.
 
-    `density` has σ, q and the order a, which determine y and h. `windows` has `highest`
-    and the crossing. The nodes and weights in `rule` are for an integral over w, where
-    u = crossing + c sinh(w) for a scale c. The distance of each node u from `low` is
-    computed without cancellation. A bound on the rounding error is added to each term.
+    `density` has σ, q and the order a, which determine y and h as in `_Windows`.
+    `windows` has `highest` and the crossing. The nodes and weights in `rule` are for an
+    integral over w, where u = crossing + c sinh(w) for a scale c. The distance of each
+    node u from `low` is computed without cancellation. A bound on the rounding error is
+    added to each term.
     """
     sigma, q, a = density
     crossing, highest = windows.crossing, windows.highest

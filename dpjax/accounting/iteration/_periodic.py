@@ -77,7 +77,7 @@ def power_sum(y: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:
 
 
 def powers(y: jax.Array, count: int) -> jax.Array:
-    """The sums Σ_{i<k} e^{iy} for k = 0, …, count, f[count + 1]."""
+    """The sums Σ_{j<k} e^{jy} for k = 0, …, count, where c = e^y; f[count + 1]."""
     terms = jnp.exp(jnp.arange(count) * y)
     return jnp.concatenate([jnp.zeros((1,), y.dtype), jnp.cumsum(terms)])
 
@@ -124,10 +124,10 @@ def _falling_blocks(
     """The two blocks of the minorant of the last n uses, for c = e^y <= 1.
 
     A use is a step whose batch contains the differing example, c is the Lipschitz
-    constant of a step, and a block is a pair (rise, run). The last use is the first of
-    the last m steps of the run. The first block pools the blocks of all n uses except
-    the last use, and has an entry for each n = 1, …, uses. The second block is the
-    block of the last use.
+    constant of a step, and a block of the minorant is a pair (rise, run). Uses are
+    `period` steps apart, and the last use is followed by m − 1 more steps. The first
+    block pools the blocks of all n uses except the last use, and has an entry for each
+    n = 1, …, uses. The second block is the block of the last use.
     """
     runs = powers(2 * y, period)
     last = jnp.exp((m - 1) * y), runs[m]

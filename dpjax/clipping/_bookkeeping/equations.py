@@ -106,7 +106,7 @@ def values_of_inputs(
 
 
 def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
-    """The value of a variable or a literal. The value of a literal is a NumPy value."""
+    """The value of a variable or a literal. A literal is a NumPy or Python number."""
     return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 

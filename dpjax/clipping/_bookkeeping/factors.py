@@ -115,8 +115,8 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     where P = (|α̂| + e_α)(|δ̂| + e_δ). The right-hand side has absolute value at most P.
     So the rounding error of the sum of right-hand sides over t and s is at most a
     relative rounding error times the sum of P. The inner product α of two one-hot rows
-    is 0 or 1. So one-hot rows are added up by position, without inner products of all
-    pairs.
+    is 0 or 1. So the right rows of equal one-hot left rows are added up, without inner
+    products of all pairs.
 
     Two other computations have rounding errors: the scaling of rows, and the sum
     Σ_t a_t ⊗ d_t for the clipped sum. Their errors are at most γ″ Σ_t ‖a_t‖‖d_t‖, where

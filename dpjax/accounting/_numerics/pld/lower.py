@@ -50,9 +50,10 @@ def _log_gaussian(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 
 def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
-    """A lower bound on δ(ε): the largest δ(ε) of one step, without infinite losses.
+    """A lower bound on δ(ε): the largest δ(ε) of one step.
 
-    `parts` has the discrete losses and the number of steps of each mechanism.
+    The probability of an infinite loss is left out. `parts` has the discrete losses and
+    the number of steps of each mechanism.
     """
     largest = jnp.zeros(())
     for losses, count in parts:
