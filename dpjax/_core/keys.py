@@ -136,8 +136,7 @@ def stream(key: Key, consumer: str) -> Key:
     folded = np.asarray(jax.device_get(data))
     for word in pair:
         folded = fold(folded, word)
-    sharding = data.sharding if data.committed else None
-    put = jax.device_put(folded, sharding)
+    put = jax.device_put(folded, data.sharding if data.committed else None)
     return jax.random.wrap_key_data(put, impl=jax.random.key_impl(key))
 
 

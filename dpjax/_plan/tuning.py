@@ -143,8 +143,7 @@ def tune(
     digest = _hash_search(key, search, count)
 
     def index_of(run: ArrayLike) -> jax.Array:
-        setting_key = jax.random.fold_in(for_settings, run)
-        return jax.random.randint(setting_key, (), 0, count)
+        return jax.random.randint(jax.random.fold_in(for_settings, run), (), 0, count)
 
     def run_once(run: ArrayLike, index: jax.Array) -> tuple[jax.Array, Any]:
         output = train(pick(index), jax.random.fold_in(for_runs, run))

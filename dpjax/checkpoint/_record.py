@@ -101,8 +101,7 @@ def digest(tree: Any) -> str:
     """
     hashed = hashlib.sha256()
     for path, leaf in jax.tree.leaves_with_path(tree):
-        name = f"{jax.tree_util.keystr(path)} {leaf_type(leaf)}\n"
-        hashed.update(name.encode())
+        hashed.update(f"{jax.tree_util.keystr(path)} {leaf_type(leaf)}\n".encode())
         if is_saved(leaf):
             hashed.update(np.ascontiguousarray(_gather_array(raw_data(leaf))).tobytes())
     return hashed.hexdigest()

@@ -141,8 +141,7 @@ def clip(
     leaves, treedef = jax.tree.flatten(widen(gradient))
     squares = group_squares(leaves, [0] * len(leaves), [clip_norm])
     finite, (scale,), norm = clip_scales(squares, [clip_norm], mask)
-    bounded = [apply_scales(x, scale, finite) for x in leaves]
-    return treedef.unflatten(bounded), norm
+    return treedef.unflatten([apply_scales(x, scale, finite) for x in leaves]), norm
 
 
 def group_squares(

@@ -126,8 +126,7 @@ def _minimise(
         w, g, step = state
         scores = jnp.matmul(x, w, precision=HIGHEST)
         curvatures = jax.vmap(jax.grad(slope_of_score))(scores, labels)
-        weighted = x * curvatures[:, None]
-        hessian = jnp.matmul(weighted.T, x, precision=HIGHEST)
+        hessian = jnp.matmul((x * curvatures[:, None]).T, x, precision=HIGHEST)
         factor = jax.scipy.linalg.cho_factor(hessian + ridge * jnp.eye(w.size))
         direction = jax.scipy.linalg.cho_solve(factor, g)
         value = objective_of(w)

@@ -106,8 +106,7 @@ def _train(
         )
         # The mean loss of no examples is NaN, and counts as 0.
         losses = jnp.where(used > 0, loss * used, 0.0).astype(jnp.float32)
-        left_out = sums.left_out + batch_size - used
-        return params, Curve(sums.loss + losses, left_out)
+        return params, Curve(sums.loss + losses, sums.left_out + batch_size - used)
 
     # The loop ends after R rounds. Its running time may reveal R, which is public.
     start = dtypes.widen(params), Curve(jnp.float32(0), jnp.int32(0))

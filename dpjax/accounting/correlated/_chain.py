@@ -357,8 +357,7 @@ def smaller_epsilon(
         # Rounding to states makes the mean of L larger than one. The mass truncated in
         # one epoch is therefore multiplied by the means of all other epochs.
         mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
-        inf_mass = losses.inf_mass * mean ** (num_epochs - 1)
-        losses = losses._replace(inf_mass=inf_mass)
+        losses = losses._replace(inf_mass=losses.inf_mass * mean ** (num_epochs - 1))
         return epsilon_of([(losses, num_epochs)], gaussian, delta)
 
     helps = usable & (tree_epsilon < _MAX_TREE_EPSILON)

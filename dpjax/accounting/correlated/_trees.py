@@ -96,8 +96,7 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
         last_gap = gaps[jnp.maximum(joins - 1, 0)]
         return Tree(gaps, joins, copies, jnp.where(copies > 1, copy_gap, last_gap))
 
-    trees = jax.vmap(build_tree)(decay, flat, joins.astype(int))
-    return jax.lax.stop_gradient(trees)
+    return jax.lax.stop_gradient(jax.vmap(build_tree)(decay, flat, joins.astype(int)))
 
 
 def _multiply_lognormal(

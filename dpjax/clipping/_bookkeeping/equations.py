@@ -50,8 +50,7 @@ def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array
         if eqn.primitive.name == "reshard":
             return list(values)
         changed |= {name: None for name in _SHARDING_PARAMS if name in eqn.params}
-        mesh = jax.sharding.get_abstract_mesh()
-        context = jax.sharding.use_abstract_mesh(mesh)
+        context = jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh())
     params = eqn.primitive.get_bind_params({**eqn.params, **changed})
     functions, params = params if isinstance(params, tuple) else ((), params)
     with eqn.ctx.manager, context:

@@ -333,8 +333,7 @@ def _sum_over_pairs(
     rows = sum(left.lengths.shape[-1] for left, _ in (one, other))
     sum_margin = margin(rows + other_roundings, bound.dtype)
     terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
-    by_row = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
-    return jnp.sum(by_row, axis=-1)
+    return jnp.sum(jax.lax.optimization_barrier(jnp.sum(terms, axis=-1)), axis=-1)
 
 
 def _inner_products(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:

@@ -77,8 +77,7 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     # (Rounding down puts labels below the means of merged cells, by the same distance
     # for all cells. So the differences between labels do not change.)
     point = grid.first + jnp.arange(masses.mass.shape[1])
-    new_point = jnp.floor(point / factor) - first
-    index = jnp.clip(new_point, 0, n - 1).astype(jnp.int32)
+    index = jnp.clip(jnp.floor(point / factor) - first, 0, n - 1).astype(jnp.int32)
 
     def move_masses(x: jax.Array) -> jax.Array:
         return jnp.zeros((*x.shape[:-1], n)).at[..., index].add(x)

@@ -217,8 +217,7 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
         common = _truncate_rare_losses(parts, best.estimate)
         log_delta = _log_delta(common, variance, best.tilt)
         # The result is the bound of the search, with the derivatives of log δ.
-        log = implicit_derivative(lambda x: x - log_delta(safe), best.bound)
-        return jnp.exp(log)
+        return jnp.exp(implicit_derivative(lambda x: x - log_delta(safe), best.bound))
 
     # Where no evaluation succeeded, the bound is infinite.
     value = jnp.minimum(max_over_directions(bound, parts), 1.0)
