@@ -194,6 +194,11 @@ def _early_steps_mu64(
     return jnp.where(step.valid, mu, jnp.inf)
 
 
+# The sampling rate, from a traced batch size and number of examples. A division in the
+# callers' dtype could round the rate down, and by much in bfloat16.
+_rate64 = float64("up")(jnp.divide)
+
+
 def noisy_sgd_bounds(
     noise_multiplier: ArrayLike,
     delta: ArrayLike,
@@ -244,9 +249,11 @@ def noisy_sgd_bounds(
         )
     numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
     validate.adjacency_without_removal(setting["adjacency"])
-    rate = batch_size / num_examples
-    if size is None or examples is None:  # a rate of 0 would cost nothing
-        rate = jnp.where(jnp.greater(rate, 0), rate, jnp.nan)
+    if size is None or examples is None:
+        rate = _rate64(batch_size, num_examples)
+        rate = jnp.where(rate > 0, rate, jnp.nan)  # a rate of 0 would cost nothing
+    else:
+        rate = np.divide(size, examples, dtype=np.float64)
 
     def release(beta: ArrayLike) -> pld.PLD:
         # One step on a random batch, with β times its sensitivity.
