@@ -46,7 +46,6 @@ from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI, gauss_rule
 INTERVALS = 4096
 # The largest v for which ℓ(v) is computed directly: e^{2v} is far from overflow.
 _DIRECT = 40.0
-_MAX_EXPONENT = 600.0  # e^600 is far from overflow
 # Gauss-Legendre nodes and weights on [0, 1], for the masses within an interval.
 _NODES, _WEIGHTS = (x[:, None] for x in gauss_rule(8))
 # The rule for the tails of binomial distributions.
@@ -119,8 +118,9 @@ def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
     mixed = rate < 1
     first = jnp.where(mixed, jnp.log1p(-jnp.where(mixed, rate, 0.5)), -jnp.inf)
     # At q = 1, `first` is constant. The derivative by q of log(1 − q + q e^v) is then
-    # that of log q plus that of (1 − q) e^{−v}, which is 0 at q = 1.
-    at_one = jnp.where(mixed, 0.0, 1 - rate) * jnp.exp(jnp.minimum(-v, _MAX_EXPONENT))
+    # that of log q plus that of (1 − q) e^{−v}, which is 0 at q = 1. The limit of 600
+    # prevents an overflow.
+    at_one = jnp.where(mixed, 0.0, 1 - rate) * jnp.exp(jnp.minimum(-v, 600.0))
     sum_form = jnp.logaddexp(first, jnp.log(rate) + v) + at_one
     return jnp.where(direct, log1p_form, sum_form)
 
