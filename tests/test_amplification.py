@@ -389,6 +389,21 @@ def test_invalid_arguments_raise():
 def test_invalid_traced_values_give_infinity():
     assert epsilon_and_slope_fn()(np.zeros(4), np.nan, 1e-5)[0] == jnp.inf
 
+    @jax.jit  # the run contains an example with a probability of 1/10, below delta
+    def epsilon(noise_multiplier):
+        return correlated.epsilon(
+            strategies.geometric(0.5),
+            noise_multiplier,
+            0.5,
+            num_steps=1,
+            steps_per_epoch=10,
+            sampling="random_bins",
+            adjacency=Adjacency.ZERO_OUT,
+        )
+
+    values = [float(epsilon(noise)) for noise in (np.nan, -1.0, 0.0, 1.0)]
+    assert values == [np.inf, np.inf, np.inf, 0.0]
+
 
 def test_profile_of_bins_counts_the_whole_strategy():
     def epsilon_of(noise, spec):

@@ -372,6 +372,24 @@ def test_invalid_traced_values_give_infinity():
     assert float(traced_best(step_size=1.2)) == float(cyclic_bounds().composition)
 
 
+@pytest.mark.parametrize("name", ["weak_convexity", "regularization"])
+def test_infinite_traced_curvature_gives_infinity(name):
+    @jax.jit
+    def bounds(value):
+        setting = SETTING | {name: value}
+        return (
+            iteration.scheduled_cyclic_gd_mu(
+                np.full(2, 3.0), batches_per_epoch=1, batch_size=5.0, **setting
+            ),
+            iteration.gradient_descent_sensitivity(
+                num_steps=2, num_examples=5.0, **setting
+            ),
+            iteration.noisy_gd_mu(3.0, num_steps=2, num_examples=5.0, **setting),
+        )
+
+    assert [float(bound) for bound in bounds(np.inf)] == [np.inf] * 3
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [

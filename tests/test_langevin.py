@@ -166,6 +166,22 @@ def test_values_at_limits_are_exact():
     assert traced(np.nan) == INF
 
 
+def test_mu_of_the_smallest_steps_is_not_zero(x64):
+    @jax.jit
+    def mu(step_size):
+        return iteration.langevin_mu(
+            1e154,
+            step_size=step_size,
+            num_steps=1,
+            smoothness=0.0,
+            strong_convexity=0.0,
+            diameter=INF,
+        )
+
+    # L sqrt(η/2), although η/2 is below the least normal float64.
+    assert mu(3e-308) == pytest.approx(np.sqrt(1.5), rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [

@@ -1,8 +1,10 @@
 """Random batches against composition, a published table, and an exact instance."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpjax import Adjacency
@@ -136,6 +138,35 @@ def test_epsilon_of_one_step_equals_composition():
         3.0, 1e-5, num_steps=1, batch_size=10, num_examples=10, **SETTING
     )
     np.testing.assert_allclose(alone, gdp.epsilon(2 / 3, 1e-5), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "transform", [lambda f: f, pytest.param(jax.jit, marks=pytest.mark.slow)]
+)
+def test_sampling_rate_of_short_floats_is_not_rounded_down(transform):
+    """Both numbers are exact in 16 bits, and their quotient is not."""
+    size, examples = 17, 97
+
+    def epsilon(batch_size, num_examples):
+        return iteration.noisy_sgd_epsilon(
+            1.0,
+            1e-5,
+            num_steps=1,
+            batch_size=batch_size,
+            num_examples=num_examples,
+            **SETTING,
+        )
+
+    numbers = jnp.asarray([size, examples], jnp.bfloat16)
+    result = transform(epsilon)(*numbers)
+
+    def excess(epsilon):  # of the delta of 2-GDP
+        above = norm.sf(epsilon / 2 - 1) - np.exp(epsilon) * norm.sf(epsilon / 2 + 1)
+        return above - 1e-5 * examples / size
+
+    full = brentq(excess, 1.0, 20.0, xtol=1e-12)
+    exact = np.log1p(size / examples * np.expm1(full))
+    assert exact <= result <= exact * (1 + 2e-6)
 
 
 @pytest.mark.slow

@@ -160,6 +160,20 @@ def test_delta_without_curvature_is_the_sum_over_corners():
     assert np.all(np.asarray(result) >= np.minimum(sums.max(0), 1) * (1 - 1e-9))
 
 
+def test_infinite_traced_curvature_gives_a_delta_of_one():
+    @jax.jit
+    def delta(curvature, epsilon):
+        return objective.delta(
+            2.0,
+            epsilon,
+            curvature=curvature,
+            logistic=True,
+            adjacency=Adjacency.REPLACE,
+        )
+
+    assert [float(delta(math.inf, e)) for e in (1.0, math.inf)] == [1.0, 1.0]
+
+
 def test_delta_is_below_the_published_bound():
     # Redberg et al. for an example that leaves or enters, where ε exceeds the costs.
     for noise, curvature in [(2.0, 0.2), (5.0, 0.05), (1.0, 0.5)]:

@@ -332,6 +332,32 @@ def test_epsilon_derivatives_match_reference(case, compiled):
     np.testing.assert_allclose(slope, -by_mu / by_epsilon, rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.REPLACE])
+def test_derivative_at_a_sampling_rate_of_one_is_that_from_below(adjacency, x64):
+    """The derivative of δ is that of P minus e^ε times Q, where P exceeds e^ε Q."""
+    mu, epsilon = 0.8, 1.0
+
+    def delta(rate, nu):
+        step = pld.poisson_gaussian(1 / mu, rate, adjacency=adjacency)
+        return pld.delta(pld.convolve(step, pld.gaussian(nu)), epsilon)
+
+    # P changes from N(μ, 1) towards N(0, 1), and under REPLACE Q from N(−μ, 1).
+    for nu in (0.0, 0.6):
+        total = np.hypot(mu, nu)
+        z = epsilon / total + total / 2
+        expected = norm.sf(z - total) - norm.sf(z - nu * nu / total)
+        if adjacency is Adjacency.REPLACE:
+            total = np.hypot(2 * mu, nu)
+            z = epsilon / total + total / 2
+            middle = (2 * mu * mu + nu * nu) / total
+            expected = norm.sf(z - total) - norm.sf(z - middle)
+            from_q = norm.sf(z) - norm.sf(z - 2 * mu * mu / total)
+            expected -= np.exp(epsilon) * from_q
+        slope = jax.grad(delta)(1.0, nu)
+        np.testing.assert_allclose(slope, expected, rtol=5e-3)  # of a grid
+
+
 def epsilon_of_noise(sigma):
     step = pld.poisson_gaussian(sigma, 0.02, adjacency=Adjacency.ADD_REMOVE)
     return pld.epsilon(pld.compose(step, 500), 1e-6)

@@ -147,8 +147,9 @@ def epsilon(
       ε, f[*b], rounded up. For k = 1, under ADD_REMOVE and ZERO_OUT, ε is mostly within
       0.2 % of `epsilon_lower`. The bound on δ is piecewise linear in e^ε, so that the
       derivatives of the result differ by a few percent from the derivatives of the
-      exact ε. The result is 0 for a traced δ of 1 or more. Otherwise, the result is
-      inf for a traced noise multiplier or δ at or below 0, and for a NaN.
+      exact ε. The result is 0 for a traced δ of 1 or more, and for a traced noise
+      multiplier of inf with a δ of at least 0. Otherwise, the result is inf for a
+      traced noise multiplier or δ at or below 0, and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -202,8 +203,8 @@ def delta(
         examples must not depend on the added example.
 
     Returns:
-      δ, f[*b], rounded up. The result is 1 for a traced ε below 0, for a NaN, and, at a
-      finite ε, for a traced noise multiplier at or below 0.
+      δ, f[*b], rounded up. The result is 1 for a traced ε that is NaN or below 0, and,
+      at a finite ε, for a traced noise multiplier that is NaN or at most 0.
 
     Raises:
       ValueError: a static argument is out of range.

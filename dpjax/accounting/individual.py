@@ -65,7 +65,7 @@ def update(
       losses: the losses of all earlier steps.
       norms: the norm of each example's gradient before clipping, f[b], such as the
         `norm` that `clipped_grad` returns. A NaN or a negative norm counts as
-        clip_norm.
+        clip_norm. A norm below the least normal number of its dtype may count as 0.
       indices: the position of each example of the batch in `losses`, i[b]. Examples
         with mask True must have distinct indices from 0 to n − 1, where n is the number
         of examples in `losses`.

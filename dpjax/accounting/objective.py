@@ -123,8 +123,8 @@ def _delta64(
         m = jnp.where(convex & (epsilons[0, 0] > 0), m, m[0])
     deltas = gaussian.delta_of(jnp.broadcast_to(m, epsilons.shape), epsilons)
     bound = jnp.minimum(jnp.min(jnp.sum(deltas, axis=1)) * (1 + 16 * ULP), 1.0)
-    valid = (noise_multiplier > 0) & (curvature >= 0) & (other_mu >= 0)
-    return jnp.where(valid & (epsilon >= 0), bound, 1.0)
+    valid = (noise_multiplier > 0) & (curvature >= 0) & (curvature < jnp.inf)
+    return jnp.where(valid & (other_mu >= 0) & (epsilon >= 0), bound, 1.0)
 
 
 def delta(

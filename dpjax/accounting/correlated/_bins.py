@@ -259,7 +259,8 @@ def _epsilon(
     ends_early = run.rate < 1
     mixed = log_mixture(jnp.where(ends_early, value, 1.0), run.rate) * (1 + 64 * ULP)
     value = jnp.where(ends_early, mixed, value)
-    return jnp.where(target_delta >= 1, 0.0, value)
+    # For a target_delta of at least 1, the value is 0 even if the noise is invalid.
+    return jnp.where(run.noise_multiplier > 0, value, jnp.inf)
 
 
 @float64("up", static=("schedule",), vectors=(0, 1), elementwise=True, compiled=False)

@@ -41,7 +41,8 @@ def _langevin64(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     eta, m, M, steps = (jnp.where(valid, x, other) for x, other in replacements)
     y = jnp.log1p(jnp.maximum(excess(eta, m, M, m), -1 + ULP))
     y = jnp.where(y <= 0, y * (1 - 4 * ULP), 0.0)
-    r = jnp.where(valid, lipschitz, 0.0) * jnp.sqrt(eta / 2)
+    # sqrt(η/2), without the quotient η/2, which may underflow
+    r = jnp.where(valid, lipschitz, 0.0) * (jnp.sqrt(2 * eta) / 2)
     start = jnp.where(bounded, diameter, 1.0) / jnp.sqrt(2 * eta)
 
     # Bok, Su and Altschuler (2024), Proposition 5.1, https://arxiv.org/abs/2403.00278:

@@ -194,6 +194,11 @@ def _early_steps_mu64(
     return jnp.where(step.valid, mu, jnp.inf)
 
 
+# The sampling rate, from a traced batch size and number of examples. A division in the
+# callers' dtype could round the rate down, and by much in bfloat16.
+_rate64 = float64("up")(jnp.divide)
+
+
 def noisy_sgd_bounds(
     noise_multiplier: ArrayLike,
     delta: ArrayLike,
@@ -244,9 +249,11 @@ def noisy_sgd_bounds(
         )
     numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
     validate.adjacency_without_removal(setting["adjacency"])
-    rate = batch_size / num_examples
-    if size is None or examples is None:  # a rate of 0 would cost nothing
-        rate = jnp.where(jnp.greater(rate, 0), rate, jnp.nan)
+    if size is None or examples is None:
+        rate = _rate64(batch_size, num_examples)
+        rate = jnp.where(rate > 0, rate, jnp.nan)  # a rate of 0 would cost nothing
+    else:
+        rate = np.divide(size, examples, dtype=np.float64)
 
     def release(beta: ArrayLike) -> pld.PLD:
         # One step on a random batch, with β times its sensitivity.
@@ -305,8 +312,9 @@ def noisy_sgd_epsilon(
       the last iterate alone. Each of the two treats the outputs of about the last k
       steps as released, and is the minimum over up to 9 values of k. All bounds are
       computed with privacy-loss distributions (`accounting.pld`). ε is inf if the noise
-      multiplier is 0, and for traced arguments out of range, except that ε is 0 if only
-      delta is out of range and at least 1.
+      multiplier is 0, and for traced arguments out of range, with two exceptions. ε is
+      0 if only delta is out of range and at least 1. ε is also 0 if the noise
+      multiplier is inf and delta is 0.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.

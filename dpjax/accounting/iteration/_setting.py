@@ -368,10 +368,10 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
     The field `valid` is False for numbers out of range. Callers then return inf.
     """
     noise, batch, eta, norm, M, weak, strong, regularization, diameter = numbers
-    valid = (noise > 0) & (batch > 0) & (eta > 0) & (eta < jnp.inf) & (norm > 0)
-    valid = valid & (batch < jnp.inf) & (norm < jnp.inf)
+    valid = (noise > 0) & (batch > 0) & (eta > 0) & (norm > 0) & (diameter > 0)
+    valid = valid & (batch < jnp.inf) & (eta < jnp.inf) & (norm < jnp.inf)
     valid = valid & (M >= 0) & (weak >= 0) & (strong >= 0) & (regularization >= 0)
-    valid = valid & (diameter > 0) & (strong <= M)
+    valid = valid & (strong <= M) & (weak + strong + regularization < jnp.inf)
     if not assumed.preserves_lipschitz:
         valid = valid & (eta * regularization < 1)
     finite_lipschitz = valid & (jnp.inf > M)

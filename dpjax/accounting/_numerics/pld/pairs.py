@@ -117,7 +117,12 @@ def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
     log1p_form = jnp.log1p(rate * jnp.expm1(jnp.where(direct, v, 1.0)))
     mixed = rate < 1
     first = jnp.where(mixed, jnp.log1p(-jnp.where(mixed, rate, 0.5)), -jnp.inf)
-    return jnp.where(direct, log1p_form, jnp.logaddexp(first, jnp.log(rate) + v))
+    # At q = 1, `first` is constant. The derivative by q of log(1 − q + q e^v) is then
+    # that of log q plus that of (1 − q) e^{−v}, which is 0 at q = 1. The limit of 600
+    # prevents an overflow.
+    at_one = jnp.where(mixed, 0.0, 1 - rate) * jnp.exp(jnp.minimum(-v, 600.0))
+    sum_form = jnp.logaddexp(first, jnp.log(rate) + v) + at_one
+    return jnp.where(direct, log1p_form, sum_form)
 
 
 def phi(z: jax.Array) -> jax.Array:
@@ -327,9 +332,12 @@ def poisson(
     # is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
     mu, rate = 1 / event.noise_multiplier, event.sampling_rate
     mirror = event.adjacency is Adjacency.REPLACE
-    loss, log_mass, inf_mass, error = losses_of(poisson_cells(mu, rate, tail, mirror))
+    *arrays, error = losses_of(poisson_cells(mu, rate, tail, mirror))
     count = 1 if mirror else 2  # the number of directions
-    return DiscreteLosses(loss[:count], log_mass[:count], inf_mass[:count], error)
+    # At q = 1 both directions have the same losses, but not the same derivatives by q.
+    # For q < 1 the first direction has the larger δ, and so the derivatives from below.
+    arrays = (jnp.where(rate < 1, x[:count], x[:1]) for x in arrays)
+    return DiscreteLosses(*arrays, error)
 
 
 def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
