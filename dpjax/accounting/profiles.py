@@ -295,6 +295,9 @@ def of(event: events.Event) -> Profile:
     Returns:
       The `Profile`, whose bounds come from the accountant for this type of event.
 
+    Raises:
+      ValueError: the total variation of an `OnLattice` event is negative or not finite.
+
     Example:
       >>> from dpjax.accounting import events
       >>> print(f"{of(events.Gaussian(1.0)).epsilon(1e-5):.4f}")
