@@ -199,6 +199,20 @@ def test_profile_of_a_pair_holds_from_its_numbers_on():
     assert float(profile.epsilon(0.5)) >= 0.1
 
 
+@pytest.mark.parametrize(
+    ("known_epsilon", "known_delta"),
+    [(-1.0, 1e-6), (math.nan, 1e-6), (0.1, -1.0), (0.1, math.nan), (0.1, 2.0)],
+)
+def test_profile_of_an_invalid_pair_is_vacuous(known_epsilon, known_delta):
+    profile = profiles.of(events.EpsilonDelta(known_epsilon, known_delta))
+    assert (profile.epsilon(0.5), profile.delta(3.0)) == (np.inf, 1.0)
+
+
+def test_profile_with_a_negative_total_variation_raises():
+    with pytest.raises(ValueError, match="^total_variation must be non-negative"):
+        profiles.of(events.OnLattice(events.Gaussian(1.0), -0.1))
+
+
 # --- dp-accounting
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE

@@ -581,6 +581,19 @@ def test_products_of_counts_never_overflow_or_round_down():
     assert all(exact * (1 - 1e-7) <= x <= exact * (1 + 8e-7) for x in result), result
 
 
+def test_products_with_a_negative_count_give_vacuous_bounds():
+    @jax.jit
+    def bounds(first, second):
+        run = pld.compose(pld.compose(pld.gaussian(1.0), first), second)
+        return pld.epsilon(run, 1e-5), pld.delta(run, 1.0)
+
+    pairs = [(-1.0, -1.0), (0.0, -1.0), (-1.0, 0.0), (-2.5, -2.0)]
+    pairs.append((jnp.int32(-2), jnp.int32(-3)))
+    for first, second in pairs:
+        assert [float(x) for x in bounds(first, second)] == [np.inf, 1.0]
+    assert float(bounds(2.0, 0.0)[0]) == 0
+
+
 def test_traced_arguments_out_of_range_give_vacuous_bounds_without_a_release():
     """The δ of outputs that no one's data enter is above 0 for a negative ε."""
     silent = pld.gaussian(0.0)

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from dpjax import Adjacency
-from dpjax.accounting import events, pld, profiles, pure
+from dpjax.accounting import composition, events, pld, profiles, pure
 from dpjax.accounting._numerics.pld import atoms
 
 ADD = Adjacency.ADD_REMOVE
@@ -350,6 +350,21 @@ def test_mechanisms_without_privacy_or_without_loss():
 def test_invalid_numbers_raise(call, match):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.TruncatedPoissonGaussian(1.0, 0.1, 100, 0, ADD),
+        events.TruncatedPoissonGaussian(1.0, 0.1, math.nan, 12, ADD),
+        events.RandomAllocation(1.0, 2.5, ADD),
+    ],
+    ids=["capacity", "examples", "steps"],
+)
+def test_event_with_an_invalid_size_has_no_finite_bound(event):
+    assert pld.epsilon(pld.of(event), 1e-5) == math.inf
+    with pytest.raises(ValueError, match=f"{type(event).__name__} must be"):
+        composition.epsilon([event], 1e-5)
 
 
 def test_profile_of_pure_privacy_holds_at_delta_zero():

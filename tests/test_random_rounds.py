@@ -240,6 +240,17 @@ def test_invalid_arguments_raise():
             accounting.delta(**given | {name: np.full(2, value)}, rounds=rounds)
 
 
+def test_delta_is_positive_unless_nothing_is_released():
+    rounds = accounting.group(np.full(8, 1 / 8), groups=2)
+    delta = jax.jit(functools.partial(accounting.delta, epsilon=1.0, rounds=rounds))
+    for sigma in (-np.inf, -1.0, 0.0, np.nan):
+        assert float(delta(sigma, sampling_rate=0.1)) == 1
+    assert float(delta(0.0, sampling_rate=0.0)) == 1
+    assert float(delta(2.0, sampling_rate=0.0)) == 0
+    # In float32, 2/σ is below the least normal number.
+    assert float(delta(3e38, sampling_rate=0.1)) > 0
+
+
 def test_narrow_noise_multipliers_are_exact():
     rounds = accounting.group(np.full(8, 1 / 8), groups=2)
 

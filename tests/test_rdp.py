@@ -373,6 +373,17 @@ def test_curves_at_extreme_values_are_within_limits(x64):
     assert np.all(evaluate_at_points("poisson_gaussian", np.inf, 0.1, near) == 0)
 
 
+def test_curves_at_large_orders_are_near_the_curve_without_sampling(x64):
+    """(1 + y)^a is at least (q e^z)^a, and sampling never increases the divergence."""
+    sigma, q = np.array([0.1, 1.0, 10.0])[:, None, None], np.array([1e-6, 0.5, 1.0])
+    orders = np.array([1e7, 326269416.73938084, 1e9, 1e12, 1e20, 1e36])
+    curves = evaluate_at_points("poisson_gaussian", sigma, q[:, None], orders)
+    limit = orders / (2 * sigma**2)
+    assert np.all(curves <= limit * (1 + 1e-6))
+    lowest = limit + orders / (orders - 1) * np.log(q)[:, None]
+    assert np.all(curves >= lowest * (1 - 1e-6))
+
+
 def test_conversions_at_limits_are_exact(x64):
     curve, two = np.asarray(rdp.gaussian(1.0, ORDERS)), np.array([2.0, 3.0])
     _, at_most, *_ = convert_curve(curve, 1.0, 1 - 1e-12)

@@ -368,6 +368,18 @@ def test_simulated_search_attains_the_attack():
         (lambda: selection.epsilon(RUN, 0.0, repetitions=LAWS[0]), "delta"),
         (lambda: selection.epsilon(RUN, DELTA, repetitions=10), "repetitions"),
         (lambda: selection.delta(RUN, -1.0, repetitions=LAWS[0]), "epsilon"),
+        (
+            lambda: selection.epsilon(
+                events.EpsilonDelta(-1.0, 0.0), DELTA, repetitions=LAWS[0]
+            ),
+            ".epsilon of EpsilonDelta must be non-negative",
+        ),
+        (
+            lambda: selection.delta(
+                events.OnLattice(RUN, -0.1), 1.0, repetitions=LAWS[0]
+            ),
+            ".total_variation of OnLattice must be non-negative",
+        ),
     ],
 )
 def test_invalid_arguments_raise(call, match):

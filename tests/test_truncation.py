@@ -317,6 +317,8 @@ def test_derivatives_match_differences_and_limits_are_exact(x64):
         slope = jax.grad(epsilon_at, place)(2.0, 0.1)
         assert abs(slope / ((up - down) / (2 * h)) - 1) < 1e-3
     assert epsilon(1e-6, 2.0, 0.0, 100, 15, 100) == 0.0
+    for n, b in [(100.0, 0.0), (100.0, 0.5), (100.0, np.nan), (np.nan, 15.0)]:
+        assert epsilon(1e-6, 2.0, 0.1, n, b, 100) == np.inf
     certain = float(epsilon(1e-6, 2.0, 1.0, 100, 15, 1))
     fixed = pld.epsilon(pld.subsampled_gdp(1.0, 0.15), 1e-6)
     # All are drawn and 15 of 100 kept: fixed-size sampling.

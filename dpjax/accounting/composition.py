@@ -58,16 +58,17 @@ def check_event(event: Event) -> None:
         raise ValueError(f"event must be an event of accounting.events; got {event!r}.")
     for part in parts:
         check_event(part)
+    type_name = type(event).__name__
     for path, number in jax.tree.leaves_with_path(event):
-        name = f"{jax.tree_util.keystr(path)} of {type(event).__name__}"
+        name = f"{jax.tree_util.keystr(path)} of {type_name}"
         validate.scalar(name, number)
         validate.concrete_numbers(name, number)
         validate.nonnegative(name, number, finite=False)
     for name in ("delta", "total_variation"):
-        if not getattr(event, name, 0.0) < 1:
-            raise ValueError(
-                f"{name} of {type(event).__name__} must be below 1; got {event!r}."
-            )
+        validate.half_open_unit(f"{name} of {type_name}", getattr(event, name, 0.0))
+    for name in ("num_steps", "num_examples", "max_batch_size"):
+        count = validate.whole_count(f"{name} of {type_name}", getattr(event, name, 1))
+        validate.positive(f"{name} of {type_name}", count)
     if isinstance(event, events.Selection):
         _repetitions.check(event.repetitions)
 

@@ -96,9 +96,10 @@ class TruncatedPoissonGaussian(_HasAdjacency):
     Attributes:
       noise_multiplier: noise standard deviation over clip norm, f[*b].
       sampling_rate: the probability that an example takes part, f[*b].
-      num_examples: the size of the larger data set, f[*b].
-      max_batch_size: the capacity of a batch, f[*b]. If the sample has more examples, a
-        uniformly random subset of max_batch_size examples takes part.
+      num_examples: the size of the larger data set, f[*b], a whole number, at least 1.
+      max_batch_size: the capacity of a batch, f[*b], a whole number, at least 1. If the
+        sample has more examples, a uniformly random subset of max_batch_size examples
+        takes part.
       adjacency: which data sets are compared.
     """
 
@@ -134,7 +135,7 @@ class RandomAllocation(_HasAdjacency):
 
     Attributes:
       noise_multiplier: noise standard deviation over clip norm, f[*b].
-      num_steps: the number of steps in the epoch, f[*b].
+      num_steps: the number of steps in the epoch, f[*b], a whole number, at least 1.
       adjacency: which data sets are compared.
     """
 

@@ -465,7 +465,9 @@ def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:
     # A product of 32-bit integers could wrap around to a smaller count.
     doubles = any(getattr(x, "dtype", None) == jnp.float64 for x in (one, other))
     dtype = jnp.float64 if doubles else jnp.float32
-    product = jnp.asarray(one, dtype) * jnp.asarray(other, dtype)
+    one, other = jnp.asarray(one, dtype), jnp.asarray(other, dtype)
+    # The product with a negative count must stay invalid: −1 times −1 is a valid count.
+    product = jnp.where(jnp.minimum(one, other) < 0, jnp.nan, one * other)
     # Up to 1 / eps the product is exact. Above 1 / eps, each of three roundings loses
     # at most half of eps, and the factor compensates for that loss.
     epsilon = jnp.finfo(dtype).eps

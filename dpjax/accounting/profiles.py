@@ -126,8 +126,13 @@ def search_delta(
 def _from_threshold(
     threshold: jax.Array, argument: jax.Array, value: jax.Array, otherwise: jax.Array
 ) -> jax.Array:
-    """`value` if `argument` is at least `threshold`, and otherwise `otherwise`."""
-    return jnp.where(argument >= threshold, value, otherwise)
+    """`value` if `argument` is at least `threshold`, and otherwise `otherwise`.
+
+    The result is also `otherwise` if `threshold` or `value` is negative or NaN, or if
+    `value` exceeds `otherwise`.
+    """
+    known = (argument >= threshold) & (jnp.minimum(threshold, value) >= 0)
+    return jnp.where(known, jnp.minimum(value, otherwise), otherwise)
 
 
 @functools.lru_cache(maxsize=256)  # a search for the capacity repeats a few arguments
@@ -290,6 +295,9 @@ def of(event: events.Event) -> Profile:
     Returns:
       The `Profile`, whose bounds come from the accountant for this type of event.
 
+    Raises:
+      ValueError: the total variation of an `OnLattice` event is negative or not finite.
+
     Example:
       >>> from dpjax.accounting import events
       >>> print(f"{of(events.Gaussian(1.0)).epsilon(1e-5):.4f}")
@@ -310,6 +318,7 @@ def of(event: events.Event) -> Profile:
     if isinstance(event, events.RandomBins):
         return RandomBinsProfile(event)
     if isinstance(event, events.OnLattice):
+        validate.nonnegative("total_variation", event.total_variation)
         return LatticeProfile(of(event.event), event.total_variation)
     if isinstance(event, events.Selection):
         return Selected(of(event.event), event.repetitions)

@@ -122,7 +122,12 @@ def delta(
         noise_multiplier = jnp.asarray(noise_multiplier, jnp.float32)
     # Zhang, Zheng, Mou and Wang (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
     # R is drawn first, so that δ(ε) = Σ_R P(R) δ_R(ε).
-    step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)
+    mu = 2 / noise_multiplier
+    if isinstance(noise_multiplier, jax.Array):
+        # A μ of zero would mean that nothing is released, but −2/∞ is zero, and XLA
+        # replaces a subnormal 2/σ by zero. The addition changes only a tiny μ.
+        mu = jnp.where(noise_multiplier > 0, mu + 1e-37, jnp.nan)
+    step = pld.subsampled_gdp(mu, sampling_rate)
     deltas = pld.delta(pld.compose(step, rounds.largest), epsilon)
     # The slack exceeds the rounding errors of the weights and of a sum of a few
     # positive terms, in float32 at worst.

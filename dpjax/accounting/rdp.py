@@ -115,8 +115,9 @@ def poisson_gaussian(
       The curve, f[*b, k], rounded up. For noise multipliers of 0.1 and more the curve
       exceeds the exact divergence at order a by a relative error of at most
       2e-10 + 1e-14 / (a − 1) before the cast to the dtype of the result. Below 0.1 the
-      curve is a looser bound that follows from convexity. The result is inf for a
-      traced argument out of range.
+      curve is a looser bound that follows from convexity. At orders above 1e8 noise
+      multipliers the curve is the curve without sampling, which is a bound. The result
+      is inf for a traced argument out of range.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -11,9 +11,10 @@ search.
 """
 
 import jax
+from jax.core import Tracer
 
 from dpjax._core.typing import ArrayLike
-from dpjax.accounting import _repetitions, events, profiles
+from dpjax.accounting import _repetitions, composition, events, profiles
 from dpjax.accounting._repetitions import Fixed as Fixed
 from dpjax.accounting._repetitions import Geometric as Geometric
 from dpjax.accounting._repetitions import Logarithmic as Logarithmic
@@ -28,9 +29,12 @@ from dpjax.accounting._selected import Profile, Selected
 def _best_run(mechanism: events.Event | Profile, repetitions: Repetitions) -> Selected:
     """The profile of the best of K runs, given the event or the profile of one run."""
     _repetitions.check(repetitions)
-    is_profile = callable(getattr(mechanism, "epsilon", None))
-    profile = mechanism if is_profile else profiles.of(mechanism)  # pyright: ignore
-    return Selected(profile, repetitions)  # pyright: ignore
+    if callable(getattr(mechanism, "epsilon", None)):
+        return Selected(mechanism, repetitions)  # pyright: ignore
+    # The numbers that `jax.grad` traces cannot be checked.
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves(mechanism)):
+        composition.check_event(mechanism)  # pyright: ignore
+    return Selected(profiles.of(mechanism), repetitions)  # pyright: ignore
 
 
 def epsilon(

@@ -2,10 +2,12 @@
 
 A Rényi curve is the Rényi divergence of a mechanism as a function of the order a. One
 quadrature gives the curve of the Poisson-subsampled Gaussian mechanism at every order,
-for noise multipliers from 0.1 to 1e60. For smaller noise multipliers, convexity gives a
-bound that is looser than the quadrature. For larger noise multipliers, the bound is the
-first term of an expansion for large noise, or the curve without sampling if the order
-is large. Each order of a curve gives one bound on δ(ε) and one bound on ε(δ).
+for noise multipliers from 0.1 to 1e60 and orders up to 1e8 noise multipliers. For
+smaller noise multipliers, convexity gives a bound that is looser than the quadrature.
+For larger noise multipliers, the bound is the first term of an expansion for large
+noise, or the curve without sampling if the order is large. For orders above 1e8 noise
+multipliers, the bound is also the curve without sampling. Each order of a curve gives
+one bound on δ(ε) and one bound on ε(δ).
 
 **The quadrature.** Let q be the sampling rate and σ the noise multiplier. The two
 output distributions are (1 − q) N(0, σ²) + q N(1, σ²) and N(0, σ²). At the outcome σu
@@ -291,7 +293,7 @@ def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     1 + y is the likelihood ratio of the two output distributions, and the mean E is
     over outcomes without the differing example. The Rényi divergence of order a is
     log(1 + E h(y)) / (a − 1). The noise multiplier sigma must be in [0.1, 1e60], the
-    sampling rate q in [1e-60, 1], and the order a in (1, ∞).
+    sampling rate q in [1e-60, 1], and the order a in (1, 1e8 sigma].
     """
     # Windows are not differentiated, since their positions do not change the integral.
     # The derivatives are computed in forward mode (`float64`), which stores no terms of
@@ -306,7 +308,11 @@ def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     return windows.highest + jnp.log(total) - LOG_SQRT_2PI + error
 
 
-_MIN_NOISE, _MAX_NOISE = 0.1, 1e60  # where the quadrature holds
+# The quadrature holds for noise multipliers from the first number to the second, and if
+# order over noise multiplier is at most the third number. The exponents in the
+# integrand are about the square of this ratio. From a ratio of about 1e9 on, their
+# rounding errors exceed the margin.
+_MIN_NOISE, _MAX_NOISE, _MAX_ORDER_RATIO = 0.1, 1e60, 1e8
 # Noise multiplier over order, above which a curve equals its first term to an ulp.
 _FIRST_TERM_RATIO = 1e20
 
@@ -338,7 +344,8 @@ def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Arra
     # and nothing is broadcast before the quadrature.
     inside = (sigma >= _MIN_NOISE) & (sigma <= _MAX_NOISE)
     below = (sigma > 0) & (sigma < _MIN_NOISE)
-    above = (sigma > _MAX_NOISE) & (sigma < jnp.inf)
+    is_large_order = inside & (a > _MAX_ORDER_RATIO * sigma)
+    above = ((sigma > _MAX_NOISE) & (sigma < jnp.inf)) | is_large_order
     is_rate, is_order = (q >= 0) & (q <= 1), (a > 1) & (a < jnp.inf)
     is_silent = (q == 0) | (sigma == jnp.inf)
     # The divergence grows with q, so raising a tiny q to 1e-60 gives an upper bound.
@@ -352,7 +359,10 @@ def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Arra
     log_convex = log_convex + 64 * ULP * (1 + log_moment)
     value = jax.nn.softplus(jnp.where(inside, excess, log_convex)) / (a - 1.0)
     # Above the range: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a. Where aσ⁻¹ is
-    # small, E h is a (a − 1)/2 q²σ⁻² up to a relative error of about aσ⁻¹.
+    # small, E h is a (a − 1)/2 q²σ⁻² up to a relative error of about aσ⁻¹. At other
+    # orders, the bound is the divergence without sampling. At large orders, this bound
+    # exceeds the divergence by at most a / (a − 1) log (1/q), since (1 + y)^a is at
+    # least (q e^z)^a.
     large_sigma = jnp.where(above, sigma, 1.0)
     scale = jnp.where(a * _FIRST_TERM_RATIO <= large_sigma, q * q, 1.0)
     first = _gaussian(large_sigma, a) * scale

@@ -46,6 +46,12 @@ def _rate_domain(x: jax.Array) -> Domain:
     return Domain((x >= 0) & (x <= 1), x == 0, x == x)
 
 
+def _count_domain(x: jax.Array) -> Domain:
+    """The `Domain` of a positive whole number x, such as a number of steps."""
+    is_count = (x >= 1) & (x == jnp.floor(x)) & (x < jnp.inf)
+    return Domain(is_count, x != x, is_count)
+
+
 def _intersect(x: Domain, y: Domain) -> Domain:
     """The `Domain` of an event with two numbers, from the `Domain` of each number.
 
@@ -100,8 +106,8 @@ def _mixture_domain(event: Any) -> Domain:
 
 def _response_domain(event: Any) -> Domain:
     p, k = event.noise_parameter, event.num_buckets
-    is_count = (k >= 1) & (k == jnp.floor(k)) & (k < jnp.inf)
-    return Domain((p >= 0) & (p <= 1) & is_count, (p == 1) | (k == 1), p > 0)
+    allowed = (p >= 0) & (p <= 1) & _count_domain(k).allowed
+    return Domain(allowed, (p == 1) | (k == 1), p > 0)
 
 
 def _epsilon_delta_domain(event: Any) -> Domain:
@@ -135,10 +141,12 @@ _DOMAINS: dict[type, Callable[[Any], Domain]] = {
     events.RandomizedResponse: _response_domain,
     events.EpsilonDelta: _epsilon_delta_domain,
 }
+_COUNTS = "num_steps", "num_examples", "max_batch_size"  # positive whole numbers
 # The domains of the numbers of all other events, by the names of their fields.
 _DOMAINS_OF_NUMBERS: dict[str, Callable[[Any], Domain]] = {
     **dict.fromkeys(("mu", "epsilon"), _loss_domain),
     **dict.fromkeys(("noise_multiplier", "scale", "stddev"), _noise_domain),
+    **dict.fromkeys(_COUNTS, _count_domain),
     "sampling_rate": _rate_domain,
     "sensitivity": lambda x: _loss_domain(float(x)),
 }
@@ -147,7 +155,7 @@ _HARMLESS = {
     **dict.fromkeys(("mu", "epsilon", "noise_multiplier", "scale", "stddev"), 1.0),
     **dict.fromkeys(("sensitivities", "weights"), 1.0),
     **dict.fromkeys(("sampling_rate", "noise_parameter"), 0.5),
-    "num_buckets": 2.0,
+    **dict.fromkeys((*_COUNTS, "num_buckets"), 2.0),
     "delta": 0.0,
 }
 
