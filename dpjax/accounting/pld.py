@@ -18,6 +18,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dpjax._core import validate
+from dpjax._core.interpret import without_compiler
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.pld import composition, lower, mechanisms
@@ -465,14 +466,19 @@ def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:
     # A product of 32-bit integers could wrap around to a smaller count.
     doubles = any(getattr(x, "dtype", None) == jnp.float64 for x in (one, other))
     dtype = jnp.float64 if doubles else jnp.float32
-    one, other = jnp.asarray(one, dtype), jnp.asarray(other, dtype)
+    return _multiply_arrays(jnp.asarray(one, dtype), jnp.asarray(other, dtype))
+
+
+@without_compiler
+def _multiply_arrays(one: jax.Array, other: jax.Array) -> jax.Array:
+    """The product of two counts of one float dtype, NaN if a count is negative."""
     # The product with a negative count must stay invalid: −1 times −1 is a valid count.
     product = jnp.where(jnp.minimum(one, other) < 0, jnp.nan, one * other)
     # Up to 1 / eps the product is exact. Above 1 / eps, each of three roundings loses
     # at most half of eps, and the factor compensates for that loss.
-    epsilon = jnp.finfo(dtype).eps
+    epsilon = jnp.finfo(one.dtype).eps
     exact = product <= 1 / epsilon
-    return product * jnp.where(exact, 1.0, 1 + 4 * epsilon).astype(dtype)
+    return product * jnp.where(exact, 1.0, 1 + 4 * epsilon).astype(one.dtype)
 
 
 def convolve(a: PLD, b: PLD) -> PLD:

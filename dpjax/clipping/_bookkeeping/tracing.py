@@ -43,7 +43,7 @@ def trace(
     parameters: Arrays,
     example: Sequence[jax.ShapeDtypeStruct],
     *,
-    search: bool,
+    search: bool = True,
 ) -> tuple[jex.ClosedJaxpr, Any]:
     """Trace `loss_and_aux`, a function of two lists of leaves, to a jaxpr.
 
