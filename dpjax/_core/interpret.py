@@ -49,7 +49,7 @@ class Program(NamedTuple):
 def without_compiler(
     fn: Callable[P, Out], *, max_seconds: float = MAX_SECONDS
 ) -> Callable[P, Out]:
-    """Decorate a function of arrays so that NumPy evaluates concrete arguments.
+    """Decorate a function so that NumPy evaluates it if all arguments are concrete.
 
     Args:
       fn: a function of pytrees of arrays, written in `jax.numpy` and usually jitted.

@@ -79,7 +79,7 @@ def split_argument(x: Any) -> Parts:
 
     The argument x is a flax.nnx object or a leaf of a tree. The loss is not
     differentiated by x, even if x contains `nnx.Param`s. If x holds random keys, each
-    example gets its own keys. Otherwise, all examples get x.
+    example gets its own keys. Otherwise, all examples get the whole of x.
     """
     if is_nnx(x):
         parts = _split_module(x)

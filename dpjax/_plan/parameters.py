@@ -259,9 +259,10 @@ class RunParameters:
         return np.repeat([segment.noise for segment in self.segments], self._lengths())
 
     def values_at(self, step: ArrayLike) -> StepValues:
-        """Return the noise, clip norm and batch size of a step, in a segment's units.
+        """Return the noise multiplier, clip norm and batch size of a step.
 
-        The step's number may be traced. Steps after the end of the run have the values
+        The noise multiplier and the clip norm are divided by those of the plan. The
+        step's number may be traced. Steps after the end of the run have the values
         of the last segment.
         """
         if len(self.segments) == 1:

@@ -28,9 +28,10 @@ class Overflow(NamedTuple):
     of δ that is reserved for these batches.
 
     Attributes:
-      log_probability: log p. δ increases by about share · δ if each batch at the
-        largest sampling rate exceeds its capacity with probability p. If the increase
-        is smaller for every p, then p is 1.
+      log_probability: log p, for the probability p of overflow that increases δ by
+        about share · δ. Here each batch of the steps with the largest sampling rate
+        exceeds its capacity with probability p, and no other batch does. If the
+        increase is smaller for every p, then p is 1.
       epsilon_gap: the ε at (1 − share) δ minus the ε at δ, if no batch exceeds its
         capacity. The gap is TINY, the least positive normal float, if the estimate of
         δ(epsilon) is at most delta / 2, for the arguments `epsilon` and `delta` of

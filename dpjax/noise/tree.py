@@ -74,7 +74,8 @@ def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
 
     Returns:
       The variance, f[*b]. In each coordinate of the update of `tree_momentum` at step
-      t, the noise has stddev² (1 − β)² times this variance.
+      t, the variance of the noise is stddev² (1 − β)² times this number, where stddev
+      is the argument of `tree_momentum`.
 
     Raises:
       ValueError: a concrete step is below 1, or a concrete decay is outside [0, 1).

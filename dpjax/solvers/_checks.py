@@ -110,8 +110,9 @@ def assume_every_step(batches: Batches) -> tuple[str, ...]:
 def assume_last_iterate(assumption: str, setting: Setting) -> tuple[str, ...]:
     """State the assumptions of a guarantee that covers only the last iterate.
 
-    The result begins with the text `assumption`. If the setting has a finite diameter
-    or a positive strong convexity, the result contains further assumptions.
+    The result begins with the text `assumption`, and always has the assumptions that
+    all these guarantees share. A finite diameter adds one assumption, and so does a
+    positive strong convexity.
     """
     more: tuple[str, ...] = ()
     if has_bounded_set(setting):

@@ -192,12 +192,12 @@ def _sum_products(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _ratio_bound(chain: Chain, states: Grid, spacing: jax.Array) -> RatioBound:
-    """An upper bound on the distribution of the likelihood ratio L of a Gaussian chain.
+    """An upper bound, in convex order, on the likelihood ratio L of a Gaussian chain.
 
-    L is a sum of one term for each position of the chain. `states` is the grid of the
-    chain's values, and `spacing` is the spacing of the grid of L. The loop over
-    positions carries the probability of each state, f[m], and of each pair of a state
-    and a partial sum of L, f[m, n].
+    L leaves out the factor that all positions share. L is a sum of one term for each
+    position of the chain. `states` is the grid of the chain's values, and `spacing` is
+    the spacing of the grid of L. The loop over positions carries the probability of
+    each state, f[m], and of each pair of a state and a partial sum of L, f[m, n].
     """
     size, _, variance, decay = chain
     step = variance * (1 - decay) * (1 + decay)

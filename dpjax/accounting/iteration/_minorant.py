@@ -40,7 +40,8 @@ class Block(NamedTuple):
     """A block of consecutive steps, which is one edge of a greatest convex minorant.
 
     The points of the minorant are (cumulative noise variance, cumulative sensitivity)
-    of the steps, both weighted. The separate exponent avoids overflow.
+    of the steps, with the weights of the module's docstring. The separate exponent
+    avoids overflow.
 
     Attributes:
       exponent: e, i32[*b].

@@ -173,9 +173,9 @@ def scheduled_cyclic_gd_mu(
       batch_size: b, positive, f[T] or a number. A step divides the sum of gradients by
         b.
       **setting: the required keyword arguments of `Setting`. Each numeric argument is
-        f[T] or a number. At least one number of noise_multiplier, batch_size and
-        setting must be a vector. Of several diameters, the largest diameter bounds the
-        distance of two iterates.
+        f[T] or a number. At least one of noise_multiplier, batch_size and these
+        arguments must be a vector. Of several diameters, the largest diameter bounds
+        the distance of two iterates.
 
     Returns:
       μ, f[], rounded up: the maximum over the positions of an example. The μ of a

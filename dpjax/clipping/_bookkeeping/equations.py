@@ -163,7 +163,7 @@ PartT = TypeVar("PartT", bound=Describable)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparable(Generic[PartT]):
-    """A wrapper of a part of a loss, equal for parts that compute the same function.
+    """A wrapper of a part of a loss, equal only for parts of the same function.
 
     Two wrappers are equal if the descriptions of their parts, from `description`, are
     equal.

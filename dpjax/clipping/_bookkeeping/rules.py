@@ -137,10 +137,11 @@ class Rule(abc.ABC):
 class Dense(Rule):
     """The rule for dot_general, the product of two arrays, with any order of axes.
 
-    Each index of the operand's batch axes has its own matrix of the gradient (a group).
-    In this matrix, the operand's contracted axes are flattened to the first axis
-    (left). The operand's free axes, which are neither batch nor contracted axes, are
-    flattened to the second axis (right).
+    The operand is the input whose gradient the rule forms. Each index of the operand's
+    batch axes is a group, and the gradient has one matrix for each group. In this
+    matrix, the operand's contracted axes are flattened to the first axis (left). The
+    operand's free axes, which are neither batch nor contracted axes, are flattened to
+    the second axis (right).
     """
 
     name = "dense"

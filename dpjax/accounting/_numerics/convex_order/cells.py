@@ -175,9 +175,9 @@ def epsilon_lower64(
 ) -> jax.Array:
     """A lower bound on the ε(δ) of random allocation, for δ = target_delta.
 
-    In random allocation, an example takes part in one random step of each epoch. The
-    result is 0 if the noise multiplier is not positive and finite, or if target_delta
-    is not between 0 and 1.
+    In random allocation, an example takes part in one random step of each of num_epochs
+    epochs, and an epoch has num_steps steps. The result is 0 if the noise multiplier is
+    not positive and finite, or if target_delta is not between 0 and 1.
     """
     is_valid = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
     noise_multiplier = jnp.where(is_valid, noise_multiplier, 1.0)

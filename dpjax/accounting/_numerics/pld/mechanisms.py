@@ -187,8 +187,8 @@ def replace_unless(usable: jax.Array, event: Any) -> Any:
 def upper_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     """The losses of an event that is not `events.Gaussian`, for upper bounds on δ.
 
-    About the mass `tail` may move to an infinite loss. An `events.EpsilonDelta` also
-    has an infinite loss with probability δ.
+    A mass of approximately `tail` may move to an infinite loss. An
+    `events.EpsilonDelta` also has an infinite loss with probability δ.
     """
     upper, _ = _LOSSES[type(event)]
     return upper(event, tail)

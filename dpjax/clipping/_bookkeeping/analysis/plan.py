@@ -167,7 +167,10 @@ class Block:
     outputs: tuple[int, ...]
 
     def description(self) -> Hashable:
-        """A hashable description, equal for blocks that compute the same function."""
+        """A hashable description, equal only for blocks that compute the same function.
+
+        Constants are compared by identity.
+        """
         jaxpr, consts = self.plan.scope.closed.jaxpr, self.plan.scope.closed.consts
         inputs = (*jaxpr.constvars, *jaxpr.invars)
         computed = eqs.describe_function(inputs, jaxpr.eqns, jaxpr.outvars)

@@ -150,8 +150,9 @@ def _collect_parts(
 ) -> list[Part]:
     """Collect each component's recorded arrays, and choose the source of its norms.
 
-    A component is a set of parameter leaves, with the sites: the equations that combine
-    values computed from these leaves with the example. The result has the arrays that
+    A component is a set of parameter leaves together with its sites. At a site, an
+    equation combines the example with a value that is computed from these leaves alone.
+    The result has the arrays that
     `at_component.canonicalize` makes from the recorded arrays.
 
     Args:

@@ -23,7 +23,7 @@ the difference of the two sums' rounding errors, divided by the clip norm C. Her
 
 The bound on the difference of the two errors is the sum of the bounds for both batches.
 An empty slot contributes only zeros. So if the changed slot is empty in one batch, a
-block with rows of this slot alone has no rounding error in this batch.
+block that has only rows of this slot has no rounding error in this batch.
 """
 
 import jax
