@@ -257,6 +257,6 @@ def _refuse_named_axes(eqn: jex.JaxprEqn, bound: frozenset[str]) -> None:
         names = eqn.params.get(param, ())
         names = names if isinstance(names, tuple | list) else (names,)
         # Integers are axes of the array itself; names are axes of a mesh or a vmap.
-        named = [x for x in names if not isinstance(x, int | None) and x not in bound]
-        if named:
+        named = [x for x in names if not hasattr(x, "__index__")]
+        if any(x not in (None, *bound) for x in named):
             raise _collective_error(f"{eqn.primitive.name} over {named}")
