@@ -718,7 +718,8 @@ def test_epsilon_on_a_lattice_is_finite_and_at_most_the_target(delta, epsilon):
         {"noise_multiplier": 1e-200},
         pytest.param(
             {
-                "noise_multiplier": 1e-4,
+                "noise_multiplier": 1e-6,
+                "batch_size": 5,
                 "sampling": "poisson",
                 "adjacency": Adjacency.ADD_REMOVE,
             },
@@ -730,9 +731,8 @@ def test_epsilon_on_a_lattice_is_finite_and_at_most_the_target(delta, epsilon):
 def test_infinite_epsilon_is_reported(changed, request):
     if "sampling" in changed:
         request.getfixturevalue("compiled")
-    run = make_fixed_plan(
-        num_examples=10, batch_size=10, num_steps=10, delta=1e-9, **changed
-    )
+    sizes = {"num_examples": 10, "batch_size": 10, "num_steps": 10}
+    run = make_fixed_plan(delta=1e-9, **sizes | changed)
     assert run.epsilon == np.inf
     assert "∞" in str(run.guarantee)
     assert json.loads(run.guarantee.to_json())["epsilon"] == "inf"

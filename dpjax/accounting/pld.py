@@ -560,9 +560,9 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
       T q / 10, the error may reach 3e-3. For δ from 1e-100 to 1e-15, the error is
       usually also at most 1e-3, but may reach 0.1 if each example takes part in few
       steps. These three statements do not hold for noise multipliers below 0.03: for
-      sampled steps, the result may then be several times the exact ε. At sampling rate
-      1, the result may be inf, because the numerical integration of the step's
-      distributions is not precise enough.
+      sampled steps, the result may then be several times the exact ε. For noise
+      multipliers of about 1e-5 or less, the result may be inf, because the numerical
+      integration of the step's distributions is not precise enough.
       The result is inf for a traced δ at or below 0 (0 at δ = 0 if no event reveals
       anything), for a NaN, and if a number of an event is out of range.
 
