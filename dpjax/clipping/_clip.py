@@ -197,10 +197,11 @@ def clip_scales(
         jnp.where(finite & mask, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
         for root in roots
     ]
-    # The largest bound as unit prevents overflow and underflow of the squares.
+    # The largest bound as unit prevents overflow and underflow of the squares. With one
+    # bound, the sum and the root are exact. The sum is not 0, since ∞ · 0 would be NaN.
     unit = jnp.max(jnp.asarray(clip_norms, roots[0].dtype))
-    norms = [root * c / unit for root, c in zip(roots, clip_norms, strict=True)]
-    norm = jnp.linalg.norm(jnp.stack(norms), axis=0) if len(norms) > 1 else roots[0]
+    norms = [r * (c / unit + 1e-37) for r, c in zip(roots, clip_norms, strict=True)]
+    norm = jnp.linalg.norm(jnp.stack(norms), axis=0) if len(norms) > 1 else norms[0]
     return Scales(finite, scales, norm * unit)
 
 
