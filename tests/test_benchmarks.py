@@ -372,7 +372,10 @@ def run_gpu(import_benchmark, monkeypatch):
         (["mlp", "--small", "--rounds", "9"], "--rounds must be at least 10, not 9"),
     ],
 )
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="has an accelerator")
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu",
+    reason="the script runs here: this machine has an accelerator",
+)
 def test_script_for_accelerators_refuses(run_gpu, capsys, given, message):
     with pytest.raises(SystemExit, match="2"):
         run_gpu(*given)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.stats import norm
 
 from dpjax import Adjacency, sampling, solvers
 from dpjax._core.keys import stream
@@ -522,8 +523,9 @@ def test_pure_accountant_matches_randomised_response(x64):
             for x in (pure.delta(p, e), gdp.delta(mu, e), gdp.delta(0.99 * mu, e))
         )
         assert np.all(gaussian >= delta - slack)
-        # The curves of μ meet at ε = 0. For p = 40, both deltas round to 1 there.
+        # The curves of μ and p meet at ε = 0. For p = 40, both deltas round to 1 there.
         assert np.any(less < delta) or p == 40
+        np.testing.assert_allclose(mu, 2 * norm.isf(1 / (1 + math.exp(p))), rtol=1e-12)
 
 
 @pytest.mark.parametrize("p", [20.0, 50.0, 800.0, np.inf])

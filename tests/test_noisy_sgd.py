@@ -1,5 +1,7 @@
 """Random batches against composition, a published table, and an exact instance."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,25 +142,25 @@ def test_epsilon_of_one_step_equals_composition():
     np.testing.assert_allclose(alone, gdp.epsilon(2 / 3, 1e-5), rtol=1e-5)
 
 
+def epsilon_of_sizes(batch_size, num_examples, num_steps=1):
+    return iteration.noisy_sgd_epsilon(
+        1.0,
+        1e-5,
+        num_steps=num_steps,
+        batch_size=batch_size,
+        num_examples=num_examples,
+        **SETTING,
+    )
+
+
 @pytest.mark.parametrize(
     "transform", [lambda f: f, pytest.param(jax.jit, marks=pytest.mark.slow)]
 )
 def test_sampling_rate_of_short_floats_is_not_rounded_down(transform):
     """Both numbers are exact in 16 bits, and their quotient is not."""
     size, examples = 17, 97
-
-    def epsilon(batch_size, num_examples):
-        return iteration.noisy_sgd_epsilon(
-            1.0,
-            1e-5,
-            num_steps=1,
-            batch_size=batch_size,
-            num_examples=num_examples,
-            **SETTING,
-        )
-
     numbers = jnp.asarray([size, examples], jnp.bfloat16)
-    result = transform(epsilon)(*numbers)
+    result = transform(epsilon_of_sizes)(*numbers)
 
     def excess(epsilon):  # of the delta of 2-GDP
         above = norm.sf(epsilon / 2 - 1) - np.exp(epsilon) * norm.sf(epsilon / 2 + 1)
@@ -171,17 +173,7 @@ def test_sampling_rate_of_short_floats_is_not_rounded_down(transform):
 
 @pytest.mark.slow
 def test_traced_sizes_out_of_range_give_infinity():
-    @jax.jit
-    def epsilon(batch_size, num_examples):
-        return iteration.noisy_sgd_epsilon(
-            3.0,
-            1e-5,
-            num_steps=9,
-            batch_size=batch_size,
-            num_examples=num_examples,
-            **SETTING,
-        )
-
+    epsilon = jax.jit(functools.partial(epsilon_of_sizes, num_steps=9))
     for sizes in [(0, 10), (-1, 10), (np.nan, 10), (11, 10), (2, np.inf)]:
         assert epsilon(*map(float, sizes)) == np.inf
 

@@ -144,7 +144,7 @@ def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
       ValueError: the product of Python numbers is neither 0 nor in this range. If a
         factor is an array, the result is NaN instead.
     """
-    factors = tuple(map(_integer_to_python, factors))
+    factors = tuple(map(_convert_integers, factors))
     # Fractions hold the product of Python numbers exactly, so that it is rounded once.
     numbers = [x for x in factors if isinstance(x, int | float)]
     if len(numbers) == len(factors):
@@ -177,7 +177,7 @@ def round_down_float32(x: ArrayLike) -> float | jax.Array:
     return jnp.where(x == 0, 0.0, _round_array(x, 0.0))
 
 
-def _integer_to_python(x: ArrayLike) -> ArrayLike:
+def _convert_integers(x: ArrayLike) -> ArrayLike:
     """Convert NumPy integers, of which JAX would keep 32 bits, to floats or an int."""
     if isinstance(x, np.generic | np.ndarray) and np.issubdtype(x.dtype, np.integer):
         return x.astype(np.float64) if x.ndim else x.item()

@@ -235,7 +235,7 @@ def _search_eqn(eqn: jex.JaxprEqn, flags: Sequence[bool], searched: _Searched) -
     axes = frozenset().union(*(varying_axes(eqn.invars[i].aval) for i in active))
     for out in filter(eqs.is_inexact, eqn.outvars):
         if lost := axes - varying_axes(out.aval):
-            raise _collective_error(f"{eqn.primitive.name} is constant along {lost}")
+            raise _collective_error(f"{eqn.primitive.name} is constant along {[*lost]}")
 
     def derivative(*inputs: jax.Array) -> list[jax.Array]:
         def function(*active_inputs: jax.Array) -> list[jax.Array]:

@@ -334,8 +334,9 @@ def poisson(
     mirror = event.adjacency is Adjacency.REPLACE
     *arrays, error = losses_of(poisson_cells(mu, rate, tail, mirror))
     count = 1 if mirror else 2  # the number of directions
-    # At q = 1 both directions have the same losses, but not the same derivatives by q.
-    # For q < 1 the first direction has the larger δ, and so the derivatives from below.
+    # At q = 1 both orders of the pair have equal losses, so that each order gives the
+    # bound. Their derivatives by q differ. The first order is chosen, since its δ is
+    # usually the larger one for q < 1; no bound depends on this.
     arrays = (jnp.where(rate < 1, x[:count], x[:1]) for x in arrays)
     return DiscreteLosses(*arrays, error)
 
