@@ -192,12 +192,8 @@ def plan(
     arguments = dict(locals())
     if noise == "auto" or sampling == "auto" or isinstance(sampling, tuple):
         return comparison.best_plan(plan, arguments)
-    numbers: dict[str, Any] = {
-        "epsilon": epsilon,
-        "num_steps": num_steps,
-        "batch_size": batch_size,
-        "noise_multiplier": noise_multiplier,
-    }
+    solvable = ("epsilon", "num_steps", "batch_size", "noise_multiplier")
+    numbers = {name: arguments[name] for name in solvable}
     unknowns = [name for name, value in numbers.items() if value is None]
     if len(unknowns) != 1:
         raise ValueError(
@@ -207,12 +203,15 @@ def plan(
         )
     (unknown,) = unknowns
     n = validate.static_int("num_examples", num_examples, minimum=1)
-    for name in ("num_steps", "batch_size"):
-        if numbers[name] is not None:
-            numbers[name] = validate.static_int(name, numbers[name], minimum=1)
-    for name in ("epsilon", "noise_multiplier"):
-        if numbers[name] is not None:
-            numbers[name] = validate.positive_float(name, numbers[name])
+    # The unknown number has a placeholder, until the solver finds the number.
+    num_steps = 1 if num_steps is None else num_steps
+    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
+    batch_size = 1 if batch_size is None else batch_size
+    batch_size = validate.static_int("batch_size", batch_size, minimum=1)
+    if epsilon is not None:
+        epsilon = validate.positive_float("epsilon", epsilon)
+    noise_multiplier = 1.0 if noise_multiplier is None else noise_multiplier
+    noise_multiplier = validate.positive_float("noise_multiplier", noise_multiplier)
     quantile_clip = None
     if isinstance(clip_norm, QuantileClip):
         quantile_clip = parameters.check_quantile_clip(clip_norm)
@@ -235,15 +234,14 @@ def plan(
     validate.one_of("noise", noise, ("independent", "correlated"))
     validate.one_of("unit", unit, ("example", "user"))
     validate.one_of("arithmetic", arithmetic, ("real", "discrete"))
-    # The unknown number has a placeholder, until the solver finds the number.
     run = RunParameters(
         num_examples=n,
-        batch_size=numbers["batch_size"] or 1,
-        num_steps=numbers["num_steps"] or 1,
-        noise_multiplier=numbers["noise_multiplier"] or 1.0,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        noise_multiplier=noise_multiplier,
         clip_norm=clip_norm,
         max_batch_size=max_batch_size or n,
-        epsilon=numbers["epsilon"] or math.inf,
+        epsilon=epsilon or math.inf,
         delta=delta,
         sampling=sampling,
         noise=noise,
