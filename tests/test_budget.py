@@ -301,6 +301,8 @@ def test_numbers_of_no_mechanism_are_no_credit(way):
         (events.Repeated(events.OnLattice(FIRST, 1e-30), 3), "event"),
         (events.Composed((FIRST,)), "event"),
         (events.Selection(FIRST, 3), "repetitions"),
+        (events.PoissonGaussian(1.0, 1.5, ADD), "sampling_rate"),
+        (events.FixedSizeGaussian(1.0, 1.5), "sampling_rate"),
     ]:
         with pytest.raises(ValueError, match=named):
             account.draw(release)

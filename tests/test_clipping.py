@@ -132,6 +132,21 @@ def test_clipped_norm_never_exceeds_clip_norm(clip_norm, scale, seed):
         assert norm >= min(raw, clip_norm) * (1 - 1e-4)
 
 
+def test_clip_norm_may_be_an_integer_beyond_32_bits():
+    params, data = make_problem(3)
+
+    def sums():
+        gradients = jax.vmap(jax.grad(loss), (None, 0))(params, data)
+        for bound in (2**31, 10**25, float(2**31)):
+            transform = clip_and_sum(bound)
+            yield clipped_grad(loss, bound)(params, data)[0]
+            yield transform.update(gradients, transform.init(params), params)[0]
+
+    *totals, expected, _ = jax.jit(lambda: list(sums()))()
+    for total in totals:
+        assert_close(total, expected, 1e-6)
+
+
 def test_clipped_norm_of_large_constant_gradient_is_within_bound():
     gradient = np.full(4_000_000, 0.1, np.float32)
     bounded, _ = jax.jit(clip)(gradient, 3.0)

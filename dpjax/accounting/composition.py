@@ -66,6 +66,8 @@ def check_event(event: Event) -> None:
         validate.nonnegative(name, number, finite=False)
     for name in ("delta", "total_variation"):
         validate.half_open_unit(f"{name} of {type_name}", getattr(event, name, 0.0))
+    rate = getattr(event, "sampling_rate", 1.0)
+    validate.closed_unit(f"sampling_rate of {type_name}", rate)
     for name in ("num_steps", "num_examples", "max_batch_size"):
         count = validate.whole_count(f"{name} of {type_name}", getattr(event, name, 1))
         validate.positive(f"{name} of {type_name}", count)

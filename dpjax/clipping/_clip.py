@@ -185,6 +185,8 @@ def clip_scales(
     """
     for bound in clip_norms:  # an array would be broadcast, and count an example twice
         validate.scalar("clip_norm", bound)
+    # Floats, since JAX refuses Python integers beyond 32 bits.
+    clip_norms = [1.0 * bound for bound in clip_norms]
     # XLA replaces the reciprocal of a number above 2¹²⁶ by 0.
     # If any entry is NaN or infinite, so is the sum of the squares. XLA would copy a
     # long sum into each of the many computations that use `finite`, but does not copy a

@@ -180,8 +180,7 @@ def _edge(
         return start + sign * _TAIL * jnp.expm1(t * reach)
 
     def is_below(t: jax.Array) -> jax.Array:
-        above = jax.vmap(lambda u: _log_integrand(u, *density) > floor)
-        return ~above(u_at(t))
+        return ~jax.vmap(lambda u: _log_integrand(u, *density) > floor)(u_at(t))
 
     return u_at(bisect(is_below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
 
