@@ -710,6 +710,9 @@ def test_epsilon_on_a_lattice_is_finite_and_at_most_the_target(delta, epsilon):
     )
     assert float(run.guarantee.epsilon(delta)) <= run.epsilon <= epsilon
     assert run.epsilon > 0.8 * epsilon
+    for outside in (0.0, 1.0, 1.0005):
+        with pytest.raises(ValueError, match="delta must be"):
+            run.guarantee.epsilon(outside)
 
 
 @pytest.mark.parametrize(

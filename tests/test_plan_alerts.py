@@ -123,6 +123,14 @@ def lookups_and_integers(params, batch):
     return jnp.mean((factors + bits) * h[:, 0] * params["scale"])
 
 
+def quotients_of_unsigned_integers(params, batch):
+    """(−u) / v + u / v, which is not zero for unsigned integers."""
+    u = jnp.round(jnp.abs(batch["x"][:, 0])).astype(jnp.uint8) + jnp.uint8(1)
+    v = jnp.uint8(2)
+    quotients = jax.lax.div(-u, v) + jax.lax.div(u, v)
+    return jnp.mean(quotients * _embed(params, batch["x"])[:, 0]) * params["scale"]
+
+
 def _names_of_zero_gradients(gradient):
     """Names of gradients below 1e-6: cancelling terms may leave a rounding error."""
     return {name for name, g in gradient.items() if np.max(np.abs(g)) < 1e-6}
@@ -143,6 +151,9 @@ ALL, BATCH, FROZEN = {"w", "b", "scale"}, "in a batch of one", "frozen or unused
         pytest.param(outer_differences, set(), None, marks=pytest.mark.matrix),
         pytest.param(in_batch_distances, {"w", "b"}, BATCH, marks=pytest.mark.matrix),
         (lookups_and_integers, set(), None),
+        pytest.param(
+            quotients_of_unsigned_integers, set(), None, marks=pytest.mark.matrix
+        ),
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )

@@ -265,6 +265,17 @@ def test_compare_shows_the_numbers_of_plans():
     assert second.get_title("left") == "ε at the δ of each plan"
 
 
+def test_comparison_of_updates_without_noise():
+    run = make_fixed_plan(
+        noise_multiplier=None,
+        epsilon=2.0,
+        noise="auto",
+        workload=dpjax.workloads.prefix_sum(learning_rates=0.0),
+    )
+    widths = [bar.get_width() for bar in plot.comparison(run).patches]
+    assert widths[:2] == [0.0, 0.0]
+
+
 def test_signal_to_noise_of_varying_noise():
     halved = make_fixed_plan(noise_schedule=lambda step: jnp.where(step < 10, 2.0, 1.0))
     signal = plot.compare([halved]).child_axes[2].patches[0].get_width()

@@ -143,6 +143,7 @@ class RunGuarantee:
         Raises:
           ValueError: delta is not in (0, 1).
         """
+        validate.open_unit("delta", delta)
         return self.profile.epsilon(delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:

@@ -169,7 +169,9 @@ class _Evaluator:
         with another equation.
         """
         name, sign = eqn.primitive.name, 1
-        if name in _ODD:
+        # Integer division has no sign rule: the smallest integer is its own negative.
+        whole = name == "div" and aval(eqn.invars[0]).dtype.kind in "iu"
+        if name in _ODD and not whole:
             # (−x) · y and x · (−y) get one name and the sign −1.
             sign = math.prod(x.factor for x in inputs if not x.is_constant)
             inputs = [x if x.is_constant else x._replace(factor=1) for x in inputs]

@@ -190,7 +190,7 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
             f"sampling='auto'; got {run!r}."
         )
     candidates = run.comparison.candidates
-    min_error = candidates[0].error
+    min_error = candidates[0].error or 1.0  # 0 if no update has any noise
     ax = axes(ax, (6.0, 1.0 + 0.35 * len(candidates)))
     values = [candidate.error / min_error for candidate in candidates]
     texts = [
@@ -287,8 +287,7 @@ def _name(plan: Plan) -> str:
 
 def _describe_deltas(deltas: Sequence[float]) -> str:
     """The words "at δ = ..." if all δ are equal; otherwise "at the δ of each plan"."""
-    same = len(set(deltas)) == 1
-    return f"at δ = {deltas[0]:g}" if same else "at the δ of each plan"
+    return f"at δ = {deltas[0]:g}" if len(set(deltas)) == 1 else "at the δ of each plan"
 
 
 def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":

@@ -97,8 +97,7 @@ def _log_delta(
 
     def log_delta_at(epsilon: jax.Array) -> jax.Array:
         union = inversion.union_bound(parts, variance, epsilon)
-        inverted = inversion.log_delta(wave, epsilon)
-        return jnp.minimum(jnp.minimum(inverted, union), 0.0)
+        return jnp.minimum(jnp.minimum(inversion.log_delta(wave, epsilon), union), 0.0)
 
     return log_delta_at
 
