@@ -1,8 +1,8 @@
 """The program `python -m dpjax`, which computes numbers of private runs.
 
-Most options have the names of arguments of `dpjax.plan`, which computes every number of
-the output. The program parses its options before it imports JAX. So help texts and
-errors of the option parser do not wait for the import of JAX.
+Most options have the names of arguments of `dpjax.plan`. The numbers of the output come
+from the plan that `dpjax.plan` makes. The program parses its options before it imports
+JAX. So help texts and errors of the option parser do not wait for the import of JAX.
 """
 
 import argparse

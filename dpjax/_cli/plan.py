@@ -37,11 +37,11 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
       given: the values of the options, by the names of the options.
 
     Raises:
-      ValueError: of ε, the noise multiplier, the number of steps and the batch size,
-        none or more than one is left out; momentum is given for independent noise, or
-        missing for correlated or "auto" noise; the number of epochs is given without
-        the batch size; the number of epochs is given, and this number or the batch
-        size is below 1; or `dpjax.plan` raises.
+      ValueError: the options do not leave out exactly one of ε, the noise multiplier,
+        the number of steps and the batch size; momentum is given for independent noise,
+        or missing for correlated or "auto" noise; the number of epochs is given without
+        the batch size; the number of epochs is given, and this number or the batch size
+        is below 1; or `dpjax.plan` raises.
     """
     given = {name: value for name, value in given.items() if value is not None}
     epochs = given.pop("num_epochs", None)

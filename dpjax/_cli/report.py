@@ -142,17 +142,17 @@ def _schedules_of(run: RunParameters) -> dict[str, Any]:
 def _check_claims(record: Any, computed: RunGuarantee) -> None:
     """Check that a record claims no more privacy than its numbers give.
 
-    The claims are ε, δ, μ and the bounds on attacks. If the clip norm follows a
-    quantile, the claims also include the quantile, the learning rate, and the noise
-    multipliers of the sum and of the count. A bound must be at least the number that
-    `computed` gives, and each of these four settings must equal this number.
+    The claims are ε, δ, μ and the bounds on attacks. Each claim must be at least the
+    number that `computed` gives. If the clip norm follows a quantile, the record also
+    has four settings: the quantile, the learning rate, and the noise multipliers of the
+    sum and of the count. Each setting must equal the number that `computed` gives.
 
     Args:
       record: the output of `plan.guarantee.to_json()`, read as JSON.
       computed: the guarantee that was computed again from the numbers in the record.
 
     Raises:
-      ValueError: a bound is below the number that `computed` gives, or a setting or the
+      ValueError: a claim is below the number that `computed` gives, or a setting or the
         privacy event differs. All checks have a tolerance for rounding.
     """
     event = _read(record, "event", Event)
@@ -267,7 +267,7 @@ def _draw_curve(guarantee: RunGuarantee) -> str:
 
 
 def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str:
-    """Plot the maximum true-positive rate of attacks by false-positive rate, as text.
+    """Plot a bound on attacks' true-positive rates by false-positive rate, as text.
 
     Args:
       guarantee: the guarantee of a run.

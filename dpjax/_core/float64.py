@@ -72,7 +72,8 @@ def default_float() -> np.dtype:
 def scope() -> Iterator[None]:
     """A context manager under which JAX traces and runs accountants in float64.
 
-    Outside a compiled program, the computations run on the CPU.
+    Outside a compiled program, the computations run on the CPU, if JAX has a CPU
+    backend.
     """
     promotion = jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), promotion, jax.default_device(host()), without_mesh():

@@ -60,7 +60,7 @@ def without_compiler(
     Returns:
       A function that calls fn if an argument is traced, if `numpy_rules` cannot
       evaluate an operation of fn, or if NumPy would take too long. Otherwise NumPy
-      evaluates fn, and the results are NumPy arrays.
+      evaluates fn, and the results are NumPy arrays, or NumPy scalars for the shape ().
     """
 
     # A function is traced again if the precision differs, as in the float64 scope.
@@ -101,7 +101,8 @@ def _compile(fn: Callable[P, Out], *args: P.args, **kwargs: P.kwargs) -> Out:
 def evaluator(closed: jex.ClosedJaxpr, max_seconds: float = MAX_SECONDS) -> Function:
     """Make the function of NumPy arrays that a jaxpr describes.
 
-    The function returns a list of arrays.
+    The function returns a list of arrays. A NumPy scalar may stand for an array of the
+    shape ().
 
     Raises:
       NotEvaluatedError: `numpy_rules` cannot evaluate an operation of the jaxpr, or

@@ -137,7 +137,7 @@ def enter_mesh(
 
 
 def example_numbers(size: int, batch: Tree) -> jax.Array:
-    """The indices of a batch's examples, i[size], sharded like the first batch axis."""
+    """The indices i[size] of a batch's examples, sharded like the batch's axis 0."""
     arrays = [jnp.asarray(x) for x in jax.tree.leaves(batch)]
     # On explicit axes the types of operands must agree. So the indices are resharded.
     numbers, mesh = jnp.arange(size), explicit_mesh(arrays)

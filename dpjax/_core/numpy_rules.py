@@ -174,8 +174,8 @@ def _starts(
       batched: for each batch axis of the array, the same batch axis of `rows`.
 
     Returns:
-      The first indices, i[...], which are 0 along an axis that is neither mapped nor a
-      batch axis.
+      The first indices, i[...]: the entries of `rows` if `axis` is in `mapped`, the
+      indices along the batch axis if `axis` is a batch axis, and 0 for any other axis.
     """
     shape = rows.shape[:-1]
     if axis in mapped:

@@ -68,10 +68,11 @@ def to_plain(value: Any, name: str = "value") -> Any:
 def from_plain(kind: Any, value: Any, name: str) -> Any:
     """Read a value of a given type from plain dictionaries, lists, strings and numbers.
 
-    This function is the inverse of `to_plain`.
+    This function is the inverse of `to_plain` for values of the given type.
 
     Args:
-      kind: the type, such as a record's class, `int`, or a union of types.
+      kind: the type, such as a record's class, `int`, a tuple whose entries have one
+        type, or a union of types. A union with `float` is read as a number or None.
       value: a result of `to_plain`, or a copy of such a result read from JSON.
       name: the name of the value in error messages.
 

@@ -63,8 +63,9 @@ def host() -> Any:
 def without_mesh() -> contextlib.AbstractContextManager[object]:
     """A context manager under which JAX has no mesh, outside of compiled programs.
 
-    An operation outside of a compiled program then runs on one device. Inside a program
-    that is being traced, such as a jitted function, the context manager does nothing.
+    An operation outside of a compiled program then runs on one device, unless one of
+    its arguments is on several devices. Inside a program that is being traced, such as
+    a jitted function, the context manager does nothing.
     """
     if jax.sharding.get_abstract_mesh().empty or _is_staged_out():
         return contextlib.nullcontext()

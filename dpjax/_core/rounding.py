@@ -28,8 +28,9 @@ and the decay down to float32, and the bound also holds for the rounded numbers.
 Python numbers, which are in float64, count as exact. But an array may be the result of
 rounding a Python number (as in `optax.inject_hyperparams`), and the exact number may be
 on either side. So a value in an array of float32 or less precision is moved to the next
-number of that precision, on the safe side. A value in a float64 array is only rounded
-to float32, towards the safe side.
+number of that precision, on the safe side. A value in a float64 array of JAX is only
+rounded to float32, towards the safe side. Without `jax_enable_x64`, JAX first converts
+a float64 array of NumPy to float32.
 """
 
 import functools
@@ -74,11 +75,12 @@ def staged_sum(
 ) -> tuple[jax.Array, int]:
     """The sum of term(x) over all but the first `kept` axes, and k for its error bound.
 
-    The sum is computed in stages: the first stage adds the terms in groups, and each
-    further stage adds the results of the stage before it. k is the number of terms in
-    a group, summed over all stages. Let u be the unit roundoff. Then the rounding
-    errors of the additions change the result by at most γ_k = k u / (1 − k u) times the
-    sum of |term(x)|.
+    The function `term` must map 0 to 0, since x may be padded with zeros. The sum is
+    computed in stages: the first stage adds the terms in groups, and each further stage
+    adds the results of the stage before it. k is the number of terms in a group, summed
+    over all stages. Let u be the unit roundoff. Then the rounding errors of the
+    additions change the result by at most γ_k = k u / (1 − k u) times the sum of
+    |term(x)|.
     """
     terms = 0
     while x.ndim > kept:
@@ -168,8 +170,9 @@ def round_down_float32(x: ArrayLike) -> float | jax.Array:
 
     A Python number becomes the largest float32 that does not exceed it. An array of
     float32 or less precision becomes the next smaller number of its precision, since it
-    may already have been rounded up. A number in a float64 array becomes the largest
-    float32 that does not exceed it. Zero stays zero.
+    may already have been rounded up. A number in a float64 array of JAX becomes the
+    largest float32 that does not exceed it. Without `jax_enable_x64`, JAX first
+    converts a float64 array of NumPy to float32. Zero stays zero.
     """
     if isinstance(x, int | float):
         return _round_exact(Fraction(x), 0.0)

@@ -61,8 +61,8 @@ def nudge(holds: _Function, x: jax.Array, direction: float) -> jax.Array:
     """Move x up or down until the condition `holds` is true at x.
 
     The first step is a few units in the last place, and each further step is twice as
-    long. The direction is 1.0 or −1.0. The result is at least 0. If the steps become
-    infinite, the search ends, and the condition may be false at the result.
+    long. The direction is 1.0 or −1.0. x and the result are at least 0. If the steps
+    become infinite, the search ends, and the condition may be false at the result.
     """
 
     def cond(state):
@@ -106,7 +106,7 @@ def implicit_derivative(
     values that `residual` captures. The function `residual` is evaluated only for
     derivatives. If `met` is false, `root` is not a root, and the derivatives are zero.
     The derivatives are also zero if the derivative of `residual` with respect to the
-    root is 0 or not finite. With the residual x - f(), the result is `root` with the
+    root is 0 or not finite. For residual(x) = x − f(), the result is `root` with the
     derivatives of f().
     """
     # JAX's custom rules see explicit arguments only. So captured tracers become
@@ -210,7 +210,7 @@ def minimize(
     *args: Any,
     **kwargs: Any,
 ) -> np.ndarray:
-    """Minimize a function by L-BFGS-B from x, and return the last point, f64[k].
+    """Minimize a function by L-BFGS-B from x, f64[k]; return the last point, f64[k].
 
     `value_and_grad` returns a function's value and gradient at x. All further arguments
     are passed to `value_and_grad`. The method stops after at most 300 iterations.
@@ -355,9 +355,9 @@ def find_bracket(
     """Sort the two points that `bracket` returned by the sign of the function.
 
     Returns:
-      Four values: whether the function changes its sign between the points, whether the
-      function is at most 0 at one of the points, the bad point, at which the function
-      is positive, and the good point, at which the function is at most 0. If the sign
+      Four values: whether the function changes its sign between the points; whether the
+      function is at most 0 at one of the points; the bad point, at which the function
+      is positive; and the good point, at which the function is at most 0. If the sign
       does not change, the bad and the good point are both at the second point's
       parameter. `close` then returns this parameter.
     """

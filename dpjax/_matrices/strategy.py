@@ -158,7 +158,7 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
 
 
 class Workload(NamedTuple):
-    """The linear map that an optimizer applies to the gradient sums of all steps.
+    """The linear map that an optimizer applies to the gradient sums of all T steps.
 
     The output of step t is x_t = keep_t x_{t−1} + rates_t h_t, with x_0 = 0. Here
     h = N(L) / D(L) g is the result of a filter of the gradient sums g_t, where L is the
@@ -215,7 +215,7 @@ class Scaled(NamedTuple):
 
     Attributes:
       strategy: T.
-      factors: the factor of each step, f[n].
+      factors: the factor of each step, f[T], for a run of T steps.
     """
 
     strategy: Toeplitz
@@ -310,7 +310,7 @@ def float32_polynomials(strategy: Toeplitz) -> list[np.ndarray]:
 
 
 def float32_factors(strategy: Scaled) -> np.ndarray:
-    """The factors of a scaled strategy, f32[T].
+    """The factors of a scaled strategy, f32[T], for a run of T steps.
 
     Raises:
       ValueError: the factors are traced, not from 2**-20 to 2**20, or not exact in

@@ -62,8 +62,8 @@ def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     """Make a stream of a strategy's noise that stores no vectors.
 
-    In each step, the stream draws the noise of earlier steps again. num_steps is the
-    number of steps of the run.
+    If the noise of a step depends on draws of earlier steps, the stream repeats these
+    draws. num_steps is the number of steps of the run.
 
     Raises:
       ValueError: the strategy is a Toeplitz matrix, possibly scaled, whose inverse C⁻¹

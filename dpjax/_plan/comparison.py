@@ -271,13 +271,13 @@ def _noise_kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
 
 
 def _tree(mechanism: Mechanism, workload: Workload, arguments: dict[str, Any]) -> Tree:
-    """Return the tree strategy that leaves the least noise in the workload's outputs.
+    """Return the best of a few tree strategies for a workload.
 
     A tree strategy is the binary tree mechanism for momentum with a given decay. The
     workload applies momentum to the gradient sums, and may then add up the results over
     steps, also with a decay (`keep`). Each decay of the workload gives one candidate:
-    the tree strategy for momentum with this decay. The function compares the candidates
-    at equal privacy.
+    the tree strategy for momentum with this decay. The best candidate is the one that,
+    at equal privacy, leaves the least noise in the workload's outputs.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
     # of the sum over steps: 1 for a plain sum, and 0 if the workload has no such sum.

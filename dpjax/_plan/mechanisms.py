@@ -110,7 +110,7 @@ class Mechanism:
         return self.num_examples
 
     def check_strategy(self, shape: StrategySpec, batch_size: int) -> None:
-        """Raise if no accountant covers this sampling with this correlated noise.
+        """Raise if the sampling supports correlated noise, but not this strategy.
 
         Args:
           shape: the numbers of the matrix that correlates the noise of steps.
@@ -345,10 +345,10 @@ class CyclicPoisson(Mechanism):
     def event(self, run):
         """Compose the privacy events of the steps that sample from the same group.
 
-        With p groups, at most ⌈T / p⌉ of the T steps sample from one group. Each of
-        these steps is a Poisson-sampled Gaussian mechanism with a maximum batch size.
-        Let C be the matrix that correlates the noise. The sensitivity of a step is
-        multiplied by the largest L2 norm of a column of C.
+        With p groups, at most ⌈T / p⌉ of the run's T steps sample from one group. Each
+        of these steps is a Poisson-sampled Gaussian mechanism with a maximum batch
+        size. Let C be the matrix that correlates the noise. The sensitivity of a step
+        is multiplied by the largest L2 norm of a column of C.
         `accounting.correlated.epsilon` computes the ε of the same composition without a
         maximum batch size.
         """
@@ -466,8 +466,8 @@ def released_event(run: RunParameters) -> events.Event:
     """Return the privacy event of a run's released values, from which ε is computed.
 
     If the run has arithmetic="real", the result is the event of the run's mechanism. If
-    the run has arithmetic="discrete", the result also includes the total variation
-    between the noise that the run draws and exact discrete Gaussian noise.
+    the run has arithmetic="discrete", the result also includes a bound on the total
+    variation between the noise that the run draws and exact discrete Gaussian noise.
     """
     event = mechanism_of(run).event(run)
     if run.arithmetic == "real":
