@@ -33,8 +33,9 @@ def optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Chain the step limit, the noise, the division by b, and the optimizer `inner`.
 
-    The chain transforms a sum of clipped gradients. The number b is the expected batch
-    size of the step. `Plan.optimizer` describes the arguments.
+    The chain transforms a sum of clipped gradients. The number b is `plan.batch_size`,
+    or the step's batch size in `plan.schedule`. `Plan.optimizer` describes the
+    arguments.
     """
     validate.typed_key("key", key)
     strategy = plan.strategy
@@ -117,7 +118,7 @@ def _on_lattice(
 def _correlated_mean_on_lattice(
     plan: RunParameters, strategy: Strategy, key: jax.Array
 ) -> optax.GradientTransformation:
-    """Transform sums of clipped gradients into private means, with discrete noise.
+    """Make a transformation of clipped sums into private means, with discrete noise.
 
     Let s_t be the sum of step t, and C the matrix of `strategy`. The combination
     (C s)_t of sums is rounded to a lattice, the set of all multiples of a small number.
@@ -181,7 +182,7 @@ def clip_norm_of(state: Any) -> jax.Array:
 
 
 def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """Transform sums of clipped gradients into private means.
+    """Make a transformation of sums of clipped gradients into private means.
 
     The clip norm, the noise or the batch size of the plan varies from step to step. If
     a schedule varies the clip norm, `Plan.value_and_grad` rescales each sum to the

@@ -1,4 +1,4 @@
-"""The numbers of a run, in one frozen record that every part of a plan reads.
+"""The parameters of a run, in one frozen record that every part of a plan reads.
 
 The noise, the clip norm and the batch size may vary from step to step by a schedule, a
 function of the step. Schedules divide the run into segments in which the three numbers
@@ -181,7 +181,7 @@ class QuantileClip(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RunParameters:
-    """The numbers of a run; the attributes of `dpjax.Plan` describe each of them."""
+    """The parameters of a run; the attributes of `dpjax.Plan` describe each of them."""
 
     num_examples: int
     batch_size: int
@@ -207,7 +207,7 @@ class RunParameters:
         return None if self.shape is None else self.shape.strategy(self.num_steps)
 
     def parameters(self, **changes: Any) -> "RunParameters":
-        """A copy of the numbers of this run or plan, with the given changes."""
+        """A copy of the parameters of this run or plan, with the given changes."""
         fields = dataclasses.fields(RunParameters)
         return RunParameters(
             **{x.name: getattr(self, x.name) for x in fields} | changes

@@ -1,4 +1,4 @@
-"""`Plan`: the numbers of a run, and methods for its batches, gradient and optimizer."""
+"""`Plan`: a run's parameters, and methods for its batches, gradient and optimizer."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -26,17 +26,18 @@ from dpjax.noise._correlated import Buffer
 class Plan(RunParameters):
     """The plan of a private run, made by `dpjax.plan`; immutable, and static under jit.
 
-    The guarantee depends on all numbers of a plan together. To change a number, make
+    The guarantee depends on all attributes of a plan together. To change one, make
     another plan.
 
     Attributes:
       num_examples: n, the size of the data set.
-      batch_size: b, the expected number of examples in a step, with three exceptions.
+      batch_size: b, the expected number of examples in a step, with four exceptions.
         With a batch schedule, the segments in `schedule` state the expected number. For
         "fixed" and "reshuffled" sampling, b is the size of every batch except the last
         batch of an epoch, which may be smaller. For "random_bins" and "fresh_bins"
         sampling, the expected number of examples in a step is n / ⌈n / b⌉. For these
-        four samplings, an epoch has ⌈n / b⌉ steps.
+        four samplings, an epoch has ⌈n / b⌉ steps. For "cyclic_poisson" sampling, the
+        sizes of the groups may differ by one, and b is the mean over the groups.
       num_steps: T, the step limit. The optimizer refuses steps after the first T.
       noise_multiplier: σ, the noise's standard deviation divided by the clip norm. For
         correlated noise C⁻¹z, σ refers to z. If quantile is not None, a step also
@@ -74,7 +75,7 @@ class Plan(RunParameters):
 
     @classmethod
     def of(cls, run: RunParameters) -> "Plan":
-        """Make a plan from a run's numbers."""
+        """Make a plan from a run's parameters."""
         return cls(**vars(run))
 
     @property
@@ -91,9 +92,9 @@ class Plan(RunParameters):
         """The positions of the examples of a step; also works under jit and in a scan.
 
         Args:
-          step: the step's number, i[], from 0 to T − 1. A traced step is not checked.
-            If a traced step is outside this range, the batch belongs to no step of the
-            plan, and the guarantee does not cover the use of the batch.
+          step: the step's number, i[], from 0 to num_steps − 1. A traced step is not
+            checked. If a traced step is outside this range, the batch belongs to no
+            step of the plan, and the guarantee does not cover the use of the batch.
           key: one typed key for the whole run. The optimizer may have the same key.
 
         Returns:
@@ -101,7 +102,7 @@ class Plan(RunParameters):
           max_batch_size. `load` reads the examples at these positions.
 
         Raises:
-          ValueError: step is not traced and is not an integer from 0 to T − 1.
+          ValueError: step is not traced, and not an integer from 0 to num_steps − 1.
         """
         validate.step(step, self.num_steps)
         return loader.draw_batch(self, step, key)
@@ -110,7 +111,7 @@ class Plan(RunParameters):
         """The examples of a step, from arrays in memory; also under jit and in a scan.
 
         Args:
-          data: a tree of arrays with a leading axis n, indexed by position. With
+          data: a tree of arrays, whose leading axis is over the examples. With
             unit="user", the tree that the method `stacked` of a `Users` data set
             returns; `by_user` makes such a data set.
           step: as for `batch`; a traced step is not checked.
@@ -146,19 +147,19 @@ class Plan(RunParameters):
         """Iterate over the examples of one step after the other, up to the step limit.
 
         Args:
-          data: a tree of arrays with a leading axis n, or one data set object. The
-            arrays are arrays of NumPy (also files mapped into memory) or of JAX. Arrays
-            of other libraries, such as pandas or torch, are read into memory once, by
-            position and not by label. A data set object has `len` and integer indexing
-            (a list, or a data set of torch, grain or Hugging Face), and its examples
-            are trees of arrays and numbers. If the object has `__getitems__`, which
-            returns the examples at a list of positions, one call reads a batch. With
-            unit="user", data is the result of `by_user`.
+          data: a tree of arrays with a leading axis over the examples, or one data set
+            object. The arrays are arrays of NumPy (also files mapped into memory) or of
+            JAX. Arrays of other libraries, such as pandas or torch, are read into
+            memory once, by position and not by label. A data set object has `len` and
+            integer indexing (a list, or a data set of torch, grain or Hugging Face),
+            and its examples are trees of arrays and numbers. If the object has
+            `__getitems__`, which returns the examples at a list of positions, one call
+            reads a batch. With unit="user", data is the result of `by_user`.
           key: one typed key for the whole run. The optimizer may have the same key.
-          start: the first step, from 0 to T. To resume a run after k steps, pass k and
-            restore the optimizer's state: a new state would draw the noise of the first
-            steps again.
-          sharding: how the leading axis m is sharded over a mesh, such as
+          start: the first step, from 0 to num_steps. To resume a run after k steps,
+            pass k and restore the optimizer's state: a new state would draw the noise
+            of the first steps again.
+          sharding: how the leading axis of m slots is sharded over a mesh, such as
             `NamedSharding(mesh, P("data"))`. The shards must have equal sizes. Each
             process reads the examples of its own devices, and all processes must have
             the same key. None for one device or the host.
@@ -166,16 +167,16 @@ class Plan(RunParameters):
             them; 0 for no thread.
 
         Yields:
-          `Examples` for each step from start to T − 1. Their arrays have a leading axis
-          of length m = max_batch_size. The positions of the examples are drawn on the
-          CPU. The same key gives the same batches.
+          `Examples` for each step from start to num_steps − 1. Their arrays have a
+          leading axis of length m = max_batch_size. The positions of the examples are
+          drawn on the CPU. The same key gives the same batches.
 
         Raises:
           ValueError: data is neither a tree of arrays nor a data set object; data has
             another unit or another number of examples than the plan; an array has
             masked entries; an array of another library than NumPy and JAX holds neither
             numbers nor booleans; key is not a typed key; start or prefetch is out of
-            range; sharding does not divide the axis m into equal shards. During the
+            range; sharding does not divide the m slots into equal shards. During the
             iteration: data does not return one example for each position.
         """
         return loader.batches(self, data, key, start, sharding, prefetch)

@@ -80,7 +80,8 @@ def plan(
 
     Args:
       num_examples: n, the size of the data set; under ADD_REMOVE, the size of the
-        larger data set. The guarantee assumes that this number is public.
+        larger of two neighbouring data sets. The guarantee assumes that this number is
+        public.
       batch_size: b, the expected number of examples in a step; at most n. If None, the
         maximum that the other numbers allow.
       num_steps: T, the number of released steps. If None, the maximum that the other
@@ -102,14 +103,14 @@ def plan(
         the argument only for batches of random size.
         If None for batches of random size, `plan` computes the unknown number without
         overflow at 99 % of δ. `plan` then searches for the smallest capacity at which
-        overflow costs at most the rest of δ. Let s be the standard deviation of the
-        batch size, but at least 1. (With a batch schedule, the batch size and b are
-        here the largest of the schedule.) The search considers the capacities from
-        b + 3 s to a maximum: n, or for cyclic Poisson samples the size of the largest
-        group. If b + 3 s exceeds the maximum, the capacity is the maximum. For bins,
-        the search finds the smallest of these capacities at which overflow costs at
-        most the rest of δ. For Poisson samples, the search may return a larger
-        capacity, because the search only predicts the cost of most capacities.
+        overflow costs at most the rest of δ. Let s be the standard deviation of a
+        binomial batch size with mean b, but at least 1. (With a batch schedule, b is
+        here the largest batch size of the schedule.) The search considers the
+        capacities from b + 3 s to a maximum: n, or for cyclic Poisson samples the size
+        of the largest group. If b + 3 s exceeds the maximum, the capacity is the
+        maximum. For bins, the search finds the smallest of these capacities at which
+        overflow costs at most the rest of δ. For Poisson samples, the search may return
+        a larger capacity, because the search only predicts the cost of most capacities.
       noise_schedule: a function of a step's number, like an optax schedule. The
         function returns the step's noise multiplier in units of noise_multiplier, from
         2⁻²⁰ to 2²⁰. If a schedule has more than eight distinct values, each value is
@@ -472,11 +473,12 @@ def _search_capacity(solved: RunParameters, delta: float) -> int:
     can be spent on overflow. A capacity suffices if the run with overflow costs at most
     solved.epsilon at `delta`.
 
-    Let b be the largest expected batch size of any step, and s the standard deviation
-    of the size of this batch, but at least 1. The search considers the capacities from
-    b + 3 s to n, or only n if b + 3 s exceeds n.
+    Let n be the number of examples from which a step draws, b the largest `batch_size`
+    of the run's segments, and s = √(b (1 − b / n)), but at least 1. The search
+    considers the capacities from b + 3 s to n, or only n if b + 3 s exceeds n.
 
-    For bins, bisection finds the smallest of these capacities that suffices.
+    For bins, bisection finds the smallest of these capacities at which overflow adds at
+    most a fixed share of `delta`. This capacity suffices.
 
     For Poisson samples, let P(c) be the probability that a step draws at least c of
     n − 1 examples. The increase of ε by overflow at capacity c is about proportional to
@@ -486,8 +488,8 @@ def _search_capacity(solved: RunParameters, delta: float) -> int:
     prediction is wrong, a smaller capacity may suffice.
 
     Args:
-      solved: the run without overflow. Here max_batch_size is n, the number of examples
-        from which a step draws, and delta is less than the argument `delta`.
+      solved: the run without overflow, with max_batch_size n, and with a delta less
+        than the argument `delta`.
       delta: the δ at which the run with overflow must cost at most solved.epsilon.
 
     Returns:

@@ -145,11 +145,12 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
 
     Privacy: the choice of a user's retained examples depends on the examples of this
     user alone. The guarantee assumes that the number of users is public. The data set
-    has the users in the order of first appearance if the users are tuples, or if
-    `numpy.asarray(users)` has dtype object, as for strings in a pandas column.
-    Otherwise, the data set has the users in sorted order. A plan with sampling="fixed"
-    draws the users in the order of the data set. The guarantee of this plan assumes
-    that replacing one user leaves the positions of all other users unchanged.
+    has the users in the order of first appearance if the users are tuples or entries of
+    a structured array, or if `numpy.asarray(users)` has dtype object, as for strings in
+    a pandas column. Otherwise, the data set has the users in sorted order. A plan with
+    sampling="fixed" draws the users in the order of the data set. The guarantee of this
+    plan assumes that replacing one user leaves the positions of all other users
+    unchanged.
 
     Example:
       >>> import numpy as np

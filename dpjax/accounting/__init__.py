@@ -33,7 +33,7 @@ The functions in 4 and 5 apply to every notion:
 11. `selection`: searches, which release only the best of several runs.
 
 `events` describes mechanisms, and `profiles` returns ε(δ) and δ(ε) of a description.
-`_numerics` holds the numerics of all accountants.
+`_numerics` holds the numerics that several accountants share.
 """
 
 from dpjax.accounting import allocation as allocation

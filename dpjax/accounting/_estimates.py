@@ -45,9 +45,9 @@ class Overflow(NamedTuple):
 def _losses(event: Any, *, overflows: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """The privacy losses of one step and their probabilities, f[n] each.
 
-    `event` describes a Gaussian step on a random sample. If `overflows` is true,
-    the batch exceeds its capacity, so that the differing example displaces another
-    example.
+    `event` describes a Gaussian step on a random sample. If `overflows` is true, the
+    batch exceeds its capacity. The example in which the data sets differ then displaces
+    another example.
     """
     rate, fixed_size = event.sampling_rate, isinstance(event, FixedSizeGaussian)
     sigma = None if fixed_size else np.float64(event.noise_multiplier)

@@ -80,7 +80,7 @@ def log_phi(x: jax.Array) -> jax.Array:
 def _ends(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The numbers a = ε/μ − μ/2 and b = ε/μ + μ/2, with δ(ε) = Φ(−a) − e^ε Φ(−b).
 
-    ε/μ is capped, so that the squares of a and b are finite unless δ(ε) is 1.
+    ε/μ is capped, so that the square of a is finite unless δ(ε) is 1.
     """
     # The cap of 1e154 keeps the squares below the overflow threshold.
     steps = jnp.minimum(epsilon / mu, 1e154)
@@ -173,8 +173,8 @@ def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
 def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     """A lower bound on the largest μ for which μ-GDP implies (ε, δ)-DP.
 
-    The result is inf if ε = ∞ or δ >= 1, for any value of the other argument. For all
-    other arguments outside of 0 <= ε < ∞ and 0 < δ < 1, and for NaN, the result is 0.
+    The result is inf if ε = ∞ or δ >= 1, even if the other argument is NaN. For all
+    other arguments outside of 0 <= ε < ∞ and 0 < δ < 1, also NaN, the result is 0.
     """
     regular = (epsilon >= 0) & (epsilon < jnp.inf) & (delta > 0) & (delta < 1)
     epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)

@@ -152,8 +152,8 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """An upper bound, in convex order, on the mean of independent copies of a ratio L.
 
     The argument law is the distribution of the likelihood ratio L, and count is the
-    number of copies. Each doubling of the number of copies moves the mass outside of a
-    window of the grid, as `double` does.
+    number of copies. Each doubling of the number of copies moves about the mass `tail`
+    at each end of the grid, as `double` does.
     """
     n = law.masses.mass.size
 

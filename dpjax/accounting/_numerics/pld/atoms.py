@@ -1,7 +1,8 @@
 """Dominating pairs of mechanisms with few losses or with evenly spaced losses.
 
-The mechanisms of this module are symmetric: the losses of P against Q and of Q against
-P have the same distribution. The functions therefore return the losses for one order.
+Let P and Q be a mechanism's output distributions on two neighbouring data sets. The
+mechanisms of this module are symmetric: the losses of P against Q and of Q against P
+have the same distribution. The functions therefore return the losses for one order.
 `laplace_cells`, `discrete_laplace_groups` and `discrete_gaussian_groups` return losses
 for lower bounds: the losses of a post-processed mechanism, which releases only the
 group of outcomes that contains the outcome (see `pairs`).
