@@ -189,9 +189,10 @@ class RandomBinsProfile(NamedTuple):
         return jnp.full(delta.shape, jnp.inf)
 
     def covers_overflow(self, epsilon: float, delta: float) -> bool:
-        """Whether batches over their capacity increase δ(ε) by at most LEAST_SHARE · δ.
+        """Whether a bound on the δ(ε) added by overflow is at most LEAST_SHARE · δ.
 
-        If the result is true, and the run with unlimited capacity is
+        Overflow means that batches exceed their capacity. If the result is true, and
+        the run with unlimited capacity is
         (ε, (1 − LEAST_SHARE) δ)-DP, then the run with limited capacity is (ε, δ)-DP.
         """
         return bool(self._overflow_delta(epsilon) <= LEAST_SHARE * delta)
