@@ -161,7 +161,7 @@ class RandomBinsProfile(NamedTuple):
 
     A fraction of δ is reserved for the batches that exceed their capacity. The profile
     computes ε at the rest of δ, for batches of unlimited capacity. ε is inf if no tried
-    fraction suffices.
+    fraction suffices for all given δ.
 
     Attributes:
       event: the run.
