@@ -71,10 +71,10 @@ def _corners(
     privacy loss at corner j is at most c_j plus the loss of a Gaussian mechanism with
     the sensitivity ‖v_j‖. For logistic losses, each row has the c_j of one tangent
     (step 5 of the module's docstring), and each row gives a valid bound. For other
-    losses, the array has one row. If `replaced` is True for other losses, the norms
-    depend on the examples: the result has the extreme norms, and `_delta64` considers
-    the others. `curvature` is β/Λ, as for `delta`. `replaced` says
-    whether each data set has an example that the other data set lacks.
+    losses, the array has one row. `curvature` is β/Λ, as for `delta`. `replaced` says
+    whether each data set has an example that the other data set lacks. If so, and if
+    losses are not logistic, the norms depend on the examples. The result then has the
+    largest and the smallest norm, 2 and 0, and `_delta64` covers all norms between.
     """
     if not logistic:
         # v is in the parallelogram with the corners ±L x/‖x‖ ± L x'/‖x'‖. Opposite

@@ -161,7 +161,7 @@ class RandomBinsProfile(NamedTuple):
 
     A fraction of δ is reserved for the batches that exceed their capacity. The profile
     computes ε at the rest of δ, for batches of unlimited capacity. ε is inf if no tried
-    fraction suffices.
+    fraction suffices for all given δ.
 
     Attributes:
       event: the run.
@@ -189,9 +189,10 @@ class RandomBinsProfile(NamedTuple):
         return jnp.full(delta.shape, jnp.inf)
 
     def covers_overflow(self, epsilon: float, delta: float) -> bool:
-        """Whether batches over their capacity increase δ(ε) by at most LEAST_SHARE · δ.
+        """Whether a bound on the δ(ε) added by overflow is at most LEAST_SHARE · δ.
 
-        If the result is true, and the run with unlimited capacity is
+        Overflow means that batches exceed their capacity. If the result is true, and
+        the run with unlimited capacity is
         (ε, (1 − LEAST_SHARE) δ)-DP, then the run with limited capacity is (ε, δ)-DP.
         """
         return bool(self._overflow_delta(epsilon) <= LEAST_SHARE * delta)

@@ -112,12 +112,12 @@ def poisson_gaussian(
       orders: f[k], above 1, whole numbers or not.
 
     Returns:
-      The curve, f[*b, k], rounded up. For noise multipliers of 0.1 and more the curve
+      The curve, f[*b, k], rounded up. For noise multipliers from 0.1 to 1e60, the curve
       exceeds the exact divergence at order a by a relative error of at most
-      2e-10 + 1e-14 / (a − 1) before the cast to the dtype of the result. Below 0.1 the
-      curve is a looser bound that follows from convexity. At orders above 1e8 noise
-      multipliers the curve is the curve without sampling, which is a bound. The result
-      is inf for a traced argument out of range.
+      2e-10 + 1e-14 / (a − 1) before the cast to the dtype of the result. Below 0.1, the
+      curve is a looser bound that follows from convexity. At orders above 1e8 times the
+      noise multiplier, the curve is the curve without sampling, which is a bound. The
+      result is inf for a traced argument out of range.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -201,9 +201,9 @@ def epsilon(curve: ArrayLike, orders: ArrayLike, delta: ArrayLike) -> jax.Array:
 
     Returns:
       ε, f[*b], rounded up. ε is inf where the curve is inf at all orders, and for a
-      traced δ out of range. ε is 0 where δ is above the maximum total variation that
-      the curve allows. An order proves no finite ε if a traced order, or a traced value
-      of the curve at this order, is out of range.
+      traced δ outside of (0, 1]. Otherwise, ε is 0 where δ is at least the bound on
+      the total variation that follows from the curve. An order proves no finite ε if a
+      traced order, or a traced value of the curve at this order, is out of range.
 
     Raises:
       ValueError: a static argument is out of range, or the curve and the orders differ
@@ -255,8 +255,9 @@ def delta(curve: ArrayLike, orders: ArrayLike, epsilon: ArrayLike) -> jax.Array:
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded up, at most the maximum total variation that the curve allows.
-      An order proves only δ = 1 if the order or the epsilon is traced and out of range.
+      δ, f[*b], rounded up, at most the bound on the total variation that follows from
+      the curve. An order proves only δ = 1 if the order, the value of the curve at this
+      order, or epsilon is traced and out of range.
 
     Raises:
       ValueError: a static argument is out of range, or the curve and the orders differ

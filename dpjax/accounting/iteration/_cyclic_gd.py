@@ -120,7 +120,7 @@ def _rdp64(orders: jax.Array, tail: jax.Array, numbers: Numbers, *, cycle: Cycle
 
 
 def _bounds(numbers: Numbers[ArrayLike], cycle: Cycle) -> Bounds:
-    """All bounds on μ for an example in the last batch, the worst position."""
+    """All bounds on μ for an example at the worst positions in the epochs."""
 
     def evaluate(bound: _Bound) -> jax.Array:
         return _mu64(_WORST_POSITION, numbers, bound=bound, cycle=cycle)

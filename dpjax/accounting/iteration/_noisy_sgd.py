@@ -15,11 +15,12 @@ a step. The two bounds are:
   uses the differing example moves the processes apart by 2r noise standard deviations.
   Only the noise of the last step is split. The last step and the n steps before it are
   subsampled releases. The earlier steps leave the distance 2r Σ_{n<i<t} c^i. The bound
-  is Theorem C.13 with the parameters that give Theorem 4.9, and holds for any c.
+  is Theorem C.13, with the parameters that give Theorem 4.9 for α = β, and holds for
+  any c.
 - On a set of diameter Δ, in noise standard deviations, one interpolated process is
   used. Before the last n steps, the runs are at most Δ apart. The noise of each of the
   last n steps is split. Shifts (see `_minorant`) reduce the distance to zero, and cost
-  Δ c^n / sqrt(Σ_{i<n} c^{2i}). For c = 1, the bound is Theorem 4.10.
+  Δ c^n / sqrt(Σ_{i<n} c^{2i}). The bound is Theorem 4.10 for c = 1 and α = β.
 
 Every n and every split with 1/α² + 1/β² = 1 gives a valid bound. A Gaussian
 approximation chooses n and the split. The validity of the reported ε does not depend on

@@ -9,10 +9,10 @@ which has m steps. If the runs start at distance Δ just after the use before th
 uses, another block of l − 1 steps precedes the n blocks. A block has a rise and a run
 (see `_minorant`), and the slope of the block is rise / run.
 
-For c <= 1, the slopes of the blocks between the first and the last block decrease. The
-minorant pools these blocks, and has at most three edges. For c > 1, the slopes
-increase. Each block is then an edge of its own, except for the blocks that are pooled
-with the initial distance Δ.
+For c <= 1, the slopes of the blocks between the first and the last block do not
+increase. The minorant pools these blocks, and has at most three edges. For c > 1, the
+slopes increase. Each block is then an edge of its own, except for the blocks that are
+pooled with the initial distance Δ.
 
 The bound on μ is proportional to r if Δ / r is fixed. In this module, distances are
 divided by r, and the bounds are on μ² / r². The symbol y is log c. Geometric sums of
@@ -77,7 +77,7 @@ def power_sum(y: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:
 
 
 def powers(y: jax.Array, count: int) -> jax.Array:
-    """The sums Σ_{j<k} e^{jy} for k = 0, …, count, where c = e^y; f[count + 1]."""
+    """The sums Σ_{j<k} e^{jy} for k = 0, …, count, f[count + 1]."""
     terms = jnp.exp(jnp.arange(count) * y)
     return jnp.concatenate([jnp.zeros((1,), y.dtype), jnp.cumsum(terms)])
 
@@ -121,12 +121,12 @@ def _cost_of_three(a: _Block, b: _Block, c: _Block) -> jax.Array:
 def _falling_blocks(
     y: jax.Array, m: jax.Array, period: int, uses: int
 ) -> tuple[_Block, _Block]:
-    """The two blocks of the minorant of the last n uses, for c = e^y <= 1.
+    """The two blocks from which the minorant of the last n uses is made, for c <= 1.
 
-    A use is a step whose batch contains the differing example, c is the Lipschitz
-    constant of a step, and a block of the minorant is a pair (rise, run). Uses are
-    `period` steps apart, and the last use is followed by m − 1 more steps. The first
-    block pools the blocks of all n uses except the last use, and has an entry for each
+    A use is a step whose batch contains the differing example, c = e^y is the Lipschitz
+    constant of a step, and a block of steps is a pair (rise, run). Uses are `period`
+    steps apart, and the last use is followed by m − 1 more steps. The first block pools
+    the blocks of all n uses except the last use, and has an entry for each
     n = 1, …, uses. The second block is the block of the last use.
     """
     runs = powers(2 * y, period)

@@ -472,9 +472,9 @@ def clipped_step_lipschitz(
 
     Returns:
       The constant, f[*b], rounded up. Let κ = η(M − m)/2 and ρ = η(M + m)/2. The
-      constant is sqrt(1 + ρ²/(κ(2 − κ))) if |1 − κ|ρ <= κ(2 − κ), and max(1 + ηm,
-      ηM − 1) otherwise. The result is inf if M is inf, and for traced arguments out of
-      range. A traced step_size of 0 is accepted.
+      constant is sqrt(1 + ρ²/(κ(2 − κ))) if κ > 0 and |1 − κ|ρ <= κ(2 − κ), and
+      max(1 + ηm, ηM − 1) otherwise. The result is inf if M is inf, and for traced
+      arguments out of range. A traced step_size of 0 is accepted.
 
     Raises:
       ValueError: a static argument is out of range.

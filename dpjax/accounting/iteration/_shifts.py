@@ -272,8 +272,8 @@ def random_assignment_delta(mus: ArrayLike, epsilon: ArrayLike) -> jax.Array:
 
     Returns:
       The mean of δ(ε) over the l positions, f[*b], rounded up. At a position with the
-      GDP parameter μ, δ(ε) is the δ of μ-GDP. A traced μ that is NaN or negative counts
-      as inf. The result is 1 for a traced ε that is NaN or negative.
+      GDP parameter μ, δ(ε) is the δ of μ-GDP, and 1 for a traced μ that is NaN or
+      negative. The result is 1 for a traced ε that is NaN or negative.
 
     Raises:
       ValueError: a static argument is out of range, or mus is a number or has an empty
