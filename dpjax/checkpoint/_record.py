@@ -165,7 +165,10 @@ def fingerprint(plan: Plan, key: Key) -> str:
 
 
 def primary_fields(run: RunParameters) -> dict[str, Any]:
-    """A plan's fields as JSON values, except fields that other fields determine."""
+    """A plan's fields as JSON values, except `epsilon` and `solved_for`.
+
+    Other fields determine `epsilon`, and `solved_for` has no effect on the run.
+    """
     fields = to_plain(run.parameters())
     return {name: x for name, x in fields.items() if name not in _DERIVED}
 

@@ -199,7 +199,7 @@ class Scope:
     def all_sites(self) -> list[Site]:
         """All sites of the jaxpr, including the sites in the bodies of scans.
 
-        `run` expects taps in the same order.
+        `evaluate.run` expects taps in the same order.
         """
         sites: list[Site] = []
         for index, eqn_sites in enumerate(self.sites):
