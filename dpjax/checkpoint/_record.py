@@ -200,8 +200,8 @@ def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
 def _probe(plan: Plan, generator: str, *_: object) -> str:
     """The digest of the batches and noise of a plan's first two steps for a public key.
 
-    The digest covers only the signs of the noise. Rounding does not change a sign, so
-    that machines with the same random bits have the same digest.
+    The digest covers only the signs of the noise. Rounding changes a sign only with
+    negligible probability. So machines with the same random bits have the same digest.
     """
     key = jax.random.key(0, impl=keys.generator_of(generator))
     steps = min(2, plan.num_steps)
