@@ -5,6 +5,9 @@ takes part several times changes several nodes, and several terms of a node. All
 changes can have the same direction, and Gaussian mechanisms compose exactly. Therefore
 μ² is a sum over nodes, for the steps of an example at which this sum is largest.
 
+The formulas below are for ADD_REMOVE and ZERO_OUT. Under REPLACE, μ is twice as large,
+since one example then changes each sum by up to two clip norms.
+
 1. `momentum_mu` accounts for the left children of one tree, which are the nodes that
    momentum needs.
 2. `reduced_momentum_mu` accounts for three trees, for momentum whose terms have reduced
@@ -237,10 +240,11 @@ def _window_squares(
 ) -> jax.Array:
     """The squared sensitivity of the nodes of sliding windows, by position, f[n].
 
-    A window has the last n = `window` steps up to step t, for t = first, …, last. Each
-    window consists of nodes of a binary tree, and all these nodes are released. Entry r
-    is the sum of β^{2(z − i)} over all steps i with i mod n = r, and over all released
-    nodes that contain i. Here z is the step at which a node ends, and β is the decay.
+    For t = first, …, last, a window has the last n = `window` steps up to step t, or
+    the steps 1, …, t if t < n. Each window consists of nodes of a binary tree, and all
+    these nodes are released. Entry r is the sum of β^{2(z − i)} over all steps i with
+    i mod n = r, and over all released nodes that contain i. Here z is the step at which
+    a node ends, and β is the decay.
     """
     step = jnp.arange(1, num_steps + 1)
     total = jnp.zeros(window, decay.dtype)

@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
     Attributes:
       change: a description of the change.
-      distance: the L2 distance between the function's results without and with the
+      distance: the L2 distance between the two results that `check` compares for this
         change; inf if an entry of the difference is not finite.
       allowed: the maximum allowed distance, which includes a bound on rounding errors.
       example: the index in the batch of the changed example. For a change of the order

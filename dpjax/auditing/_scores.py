@@ -10,11 +10,12 @@ with the example are independent draws from one distribution, and that the score
 without the example are independent draws from another distribution.
 
 Suppose that the threshold is the kth largest of n scores, and that a new score has the
-same distribution as these n scores. The probability that the new score is above the
-threshold is at most the upper confidence bound for k − 1 successes in n trials. The
-probability that the new score is at least the threshold is at least the lower
-confidence bound for k successes in n trials. A union bound over k therefore gives a
-confidence band over all thresholds.
+same distribution as these n scores. Each of the following two statements holds with the
+confidence of its bound. The probability that the new score is above the threshold is at
+most the upper confidence bound for k − 1 successes in n trials. The probability that
+the new score is at least the threshold is at least the lower confidence bound for k
+successes in n trials. A union bound over k therefore gives a confidence band over all
+thresholds.
 
 For Gaussian scores of a Gaussian mechanism, `gaussian_mu_lower` uses no thresholds. Its
 bound is from the means and the standard deviation of the scores.
@@ -112,7 +113,7 @@ def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
 
     With the false-positive rate a and the true-positive rate b, (ε, δ)-DP is refuted if
     b > e^ε a + δ, or if 1 − a > e^ε (1 − b) + δ. The result is the supremum of the
-    refuted ε, or 0 if no ε is refuted.
+    refuted ε, rounded down, or 0 if no ε is refuted.
     """
     a, b = rates
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501:

@@ -11,7 +11,7 @@ one of these three differs.
 A `Run` has the key, the step, the parameters, the optimizer's state and a digest of the
 parameters that were released last. The modules are:
 
-1. `_record`: the record of a run. The record has the plan's numbers, a digest of the
+1. `_record`: the record of a run. The record has the plan's attributes, a digest of the
    batches and noise that a public key gives under that plan in this environment, the
    names, dtypes and shapes of the run's arrays, and a digest of the arrays. `save`
    writes the record beside the arrays. `restore` compares the record with the caller's

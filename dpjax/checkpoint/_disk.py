@@ -125,9 +125,9 @@ def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
     """Convert a leaf to an array of a type that orbax can save.
 
     A typed key becomes its raw words. An array that spans several processes remains a
-    `jax.Array`. With several processes, an array of which every process has an equal
-    copy becomes a NumPy array. With one process, arrays do not change. A number becomes
-    a NumPy array.
+    `jax.Array`. With several processes, any other array becomes a NumPy array, of which
+    every process must have an equal copy. With one process, arrays do not change. A
+    number becomes a NumPy array.
     """
     as_array = rec.raw_data(leaf)
     alone = jax.process_count() == 1 or rec.spans_processes(as_array)

@@ -43,25 +43,25 @@ def save(
       plan: the run's plan.
       run: the run, which `save` stores under the number of its step. In two cases,
         `save` writes nothing. In the first case, the folder has a checkpoint of this
-        step with the same bits. In the second case, the folder has a checkpoint of a
-        later step, but no checkpoint of this step. The run was then resumed from an
-        older checkpoint, and `save` compares the run with the later checkpoint when the
-        run reaches the later step.
+        step whose arrays have the same bits. In the second case, the folder has a
+        checkpoint of a later step, but no checkpoint of this step. The run was then
+        resumed from an older checkpoint, and `save` compares the run with the later
+        checkpoint when the run reaches the later step.
       data: a name for the current content of the data set, such as its digest. `save`
         stores this name, and `restore` compares it.
       keep: the number of newest checkpoints that `save` retains, at least 1. Every
         checkpoint contains the key, and only the newest checkpoint is needed to resume
-        the run. `save` never removes a damaged checkpoint, nor a folder that contains
-        names that `save` does not use.
+        the run. `save` never removes a checkpoint whose record is damaged, nor a folder
+        that contains names that `save` does not use.
 
     Raises:
       ValueError: the folder belongs to a run with another key, plan, name of the data
         set, structure of arrays or random draws; the folder has a checkpoint of this
-        step with other bits, because the run was resumed from an earlier step and
-        continued differently; the folder's newest checkpoint, or the checkpoint of this
-        step, is damaged; a file or folder that `save` did not write has the name of the
-        checkpoint; or an argument has the wrong type, is out of range, or differs
-        between processes.
+        step whose arrays have other bits, because the run was resumed from an earlier
+        step and continued differently; the folder's newest checkpoint, or the
+        checkpoint of this step, has a damaged record; a file or folder that `save` did
+        not write has the name of the checkpoint; or an argument has the wrong type, is
+        out of range, or differs between processes.
       OSError: the disk is full or fails. Earlier checkpoints remain intact. If one of
         several processes cannot write, the others raise OSError five minutes later,
         after a timeout of orbax. Then restart all processes.
@@ -102,8 +102,9 @@ def restore(
 
     Args:
       folder: the folder of the run's checkpoints.
-      plan: the run's plan. All of its numbers must equal the saved ones exactly. If
-        `dpjax.plan` solved for a number, use `plan_of`, which returns the saved plan.
+      plan: the run's plan. All of its attributes except `epsilon` and `solved_for` must
+        equal the saved ones exactly. If `dpjax.plan` solved for a number, use
+        `plan_of`, which returns the saved plan.
       like: a run of the same structure at its beginning. The restored arrays have the
         sharding of the arrays in `like`, on a mesh of any shape. Leaves that are not
         numeric come from `like`.
@@ -386,7 +387,8 @@ def _is_ours(path: pathlib.Path) -> bool:
 def _clear(folder: pathlib.Path, saved: tuple[int, ...], key: str) -> None:
     """Remove unfinished folders, and a run's checkpoints of steps not in `saved`.
 
-    `key` is the digest of the run's key.
+    `key` is the digest of the run's key. Folders for which `_is_ours` is false, and
+    checkpoints with a damaged record, remain.
     """
     for path in list(folder.glob(f"*{_UNFINISHED}")):
         if _is_step(path.stem) and _is_ours(path):

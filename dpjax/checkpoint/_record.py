@@ -165,7 +165,10 @@ def fingerprint(plan: Plan, key: Key) -> str:
 
 
 def primary_fields(run: RunParameters) -> dict[str, Any]:
-    """A plan's fields as JSON values, except fields that other fields determine."""
+    """A plan's fields as JSON values, except `epsilon` and `solved_for`.
+
+    Other fields determine `epsilon`, and `solved_for` has no effect on the run.
+    """
     fields = to_plain(run.parameters())
     return {name: x for name, x in fields.items() if name not in _DERIVED}
 
@@ -197,8 +200,8 @@ def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
 def _probe(plan: Plan, generator: str, *_: object) -> str:
     """The digest of the batches and noise of a plan's first two steps for a public key.
 
-    The digest covers only the signs of the noise. Rounding does not change a sign, so
-    that machines with the same random bits have the same digest.
+    The digest covers only the signs of the noise. Rounding changes a sign only with
+    negligible probability. So machines with the same random bits have the same digest.
     """
     key = jax.random.key(0, impl=keys.generator_of(generator))
     steps = min(2, plan.num_steps)

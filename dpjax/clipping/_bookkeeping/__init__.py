@@ -46,13 +46,14 @@ instead, and so works for any function.
    recurrences), the gradients from all sites are added before squaring, so that the
    norm includes the cross terms.
 6. `analysis.plan` chooses the form of each component's norm. The norm comes from rows
-   (the Gram form) under four conditions: the path only moves entries and all sites have
-   rules; there are at most `factors.MAX_ROWS` rows; the rows need less memory than a
-   gradient; and they cost less than the gradient or need less than half of its memory.
-   Otherwise the norm comes from per-example gradients (the direct form). These
-   gradients are stored until the sum is made, unless the sum has its own pass. The Gram
-   form and the direct form are exact except for rounding. In the Gram form, inner
-   products are computed for all pairs of rows. But one-hot rows are added up by
+   (the Gram form) under five conditions: the leaves are clipped together, and the path
+   only moves entries; all sites have rules, and the rows of sites that use the same
+   array can be combined; there are at most `factors.MAX_ROWS` rows; the rows need less
+   memory than a gradient; and they cost less than the gradient or need less than half
+   of its memory. Otherwise the norm comes from per-example gradients (the direct form).
+   These gradients are stored until the sum is made, unless the sum has its own pass.
+   The Gram form and the direct form are exact except for rounding. In the Gram form,
+   inner products are computed for all pairs of rows. But one-hot rows are added up by
    position, without pairs.
 7. `evaluate.engine` computes norms, clipping factors and sums from the recorded inputs
    and cotangents of a batch. `evaluate.at_component` has the functions for one

@@ -196,7 +196,7 @@ class Component(NamedTuple):
         return list(vjp(cast_cotangents))
 
     def description(self) -> Hashable:
-        """A description that is equal for components with the same computation.
+        """A hashable description, equal only for components with the same computation.
 
         The description does not depend on the names of variables.
         """

@@ -419,7 +419,9 @@ def _rows_cost(sizes: Sequence[Size]) -> int:
 
 
 class Row(NamedTuple):
-    """A row of an `Explanation`: how the engine computes one parameter's norms and sum.
+    """A row of an `Explanation`: how one parameter's norms and sum are computed.
+
+    The computation is that of the book-keeping engine.
 
     Attributes:
       parameter: the parameter's path in the tree of parameters.
@@ -451,9 +453,9 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """How the engine computes norms and the sum of gradients for each parameter.
+    """How the book-keeping engine computes norms and the sum for each parameter.
 
-    The repr is a table.
+    The sum is that of the clipped gradients of a batch. The repr is a table.
 
     Attributes:
       rows: one row for each parameter.

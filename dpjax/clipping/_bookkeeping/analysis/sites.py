@@ -161,9 +161,9 @@ class Scope:
 
     Attributes:
       closed: the jaxpr.
-      varying_scans: for every variable that depends on no example, the scans in which
-        the variable changes from iteration to iteration. A scan is given by its depth;
-        the outermost scan has depth 0.
+      varying_scans: for every variable that is treated as independent of the example,
+        the scans in which the variable changes from iteration to iteration. A scan is
+        given by its depth; the outermost scan has depth 0.
       sites: for each equation, its sites in the order of the operands among the inputs.
       scans: for each differentiated scan that an operand enters, the scope of the body,
         which may have no sites. The key is the index of the scan's equation.
@@ -199,7 +199,7 @@ class Scope:
     def all_sites(self) -> list[Site]:
         """All sites of the jaxpr, including the sites in the bodies of scans.
 
-        `run` expects taps in the same order.
+        `evaluate.run` expects taps in the same order.
         """
         sites: list[Site] = []
         for index, eqn_sites in enumerate(self.sites):
