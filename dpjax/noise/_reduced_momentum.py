@@ -281,7 +281,8 @@ class ReducedMomentumState(NamedTuple):
       change: the ring buffer of the tree for `Terms.change`.
       drift: the weighted sum of all drifts (`Terms.drift`), with noise, f[d].
       nodes: for each level of the tree for `Terms.drift` except the highest, the noise
-        of the latest node, f[levels, d].
+        of the latest node, f[levels, d]. The noise of the node at the highest level
+        overwrites the last row, which no later step reads.
       windows: P_t of the module's docstring for each of the last n steps t, f[n, d].
         P_t is a private weighted sum of the gradients at the anchor over the n steps up
         to step t.
