@@ -281,7 +281,8 @@ class ReducedMomentumState(NamedTuple):
       change: the ring buffer of the tree for `Terms.change`.
       drift: the weighted sum of all drifts (`Terms.drift`), with noise, f[d].
       nodes: for each level of the tree for `Terms.drift` except the highest, the noise
-        of the latest node, f[levels, d].
+        of the latest node, f[levels, d]. The noise of the node at the highest level
+        overwrites the last row, which no later step reads.
       windows: P_t of the module's docstring for each of the last n steps t, f[n, d].
         P_t is a private weighted sum of the gradients at the anchor over the n steps up
         to step t.
@@ -413,7 +414,7 @@ def update(
 def momentum_variance(
     num_steps: int, steps_per_epoch: int, *, decay: float, refresh: float
 ) -> Terms[np.ndarray]:
-    """The variance that each of three noise trees adds to the momentum of `update`.
+    """The variance that each of three noise trees adds to the momentum over 1 − β.
 
     `update` returns the momentum m̂_t at step t. Each sequence in `Terms` has a tree of
     noisy sums. The result for a tree is the variance of the noise in a coordinate of

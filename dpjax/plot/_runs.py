@@ -259,7 +259,8 @@ def _choose_steps(plan: Plan) -> np.ndarray:
     """Choose the steps at which `epsilon_by_step` computes ε, i64[k].
 
     In a short run, the function chooses all steps. In a longer run, the distance
-    between neighbouring steps grows from the start to the end of the run.
+    between neighbouring steps grows (up to rounding) from the start of the run to its
+    end.
     """
     count = _POINTS if plan.guarantee.mu is None else _POINTS_OF_GAUSSIAN
     if plan.num_steps <= count:
@@ -453,7 +454,8 @@ def power(shape: np.ndarray) -> np.ndarray:
 def _sparse_style(number: int, count: int) -> dict:
     """The style of line `number` of a plot, with markers at a few of `count` points.
 
-    If possible, different lines have markers at different points.
+    If all lines have the same number of points, at least 30, the markers of the first
+    five lines are at different points.
     """
     every = max(1, count // 6)
     return {**strokes(number), "markevery": (number * every // 5 % every, every)}

@@ -177,7 +177,8 @@ def achieved_lines(
       scores_in: the scores of runs with the example's participation, f[n].
       scores_out: the scores of runs without the example's participation, f[m].
       confidence: the confidence of the proven rates.
-      false_positive_rate: the false-positive rate at which the lines have markers.
+      false_positive_rate: a false-positive rate, in (0, 1). Each line is a step
+        function, with a marker at the last corner up to this rate.
 
     Returns:
       The line of the observed rates, and the line of upper bounds on the true rates.
@@ -277,11 +278,12 @@ def _line(
       false_positive: the false-positive rate of the test at each threshold, f[k].
       false_negative: the false-negative rate of the test at each threshold, f[k].
       name: the name for the legend.
-      rate: the false-positive rate at which the line has a marker.
+      rate: a false-positive rate, for the marker and the label.
 
     Returns:
-      A `Line` through the corners of a step function from (0, 1) to (1, 0). The label
-      has the name, and the true-positive rate at the marker, rounded down.
+      A `Line` through the corners of a step function from (0, 1) to (1, 0). The marker
+      is at the last corner whose false-positive rate is at most `rate`. The label has
+      the name, and the true-positive rate at the marker, rounded down.
     """
     false_positive = np.asarray(false_positive)
     false_negative = np.asarray(false_negative)

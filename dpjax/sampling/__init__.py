@@ -1,11 +1,12 @@
 """Samplers, which choose the examples of each step and give batches of fixed shape.
 
-Every sampler is a pure function of static sizes, a key and an epoch or step number. The
-same arguments give the same batches under jit, in a scan, and in a run resumed from any
-step. (Keys of JAX's random generators "rbg" and "unsafe_rbg" give other batches under
-`jax.vmap`.) For a large data set, the time to sample one step is nearly proportional to
-the batch size, except in `random_allocation_step`, where the time is proportional to
-the number of examples.
+Every sampler is a pure function of its arguments: static numbers and, for most
+samplers, a key and the number of an epoch, a step or both. The same arguments give the
+same batches under jit, in a scan, and in a run resumed from any step. (Keys of JAX's
+random generators "rbg" and "unsafe_rbg" give other batches under `jax.vmap`.) For a
+large data set, the time to sample one step is nearly proportional to the batch size,
+except in `random_allocation_step`, where the time is proportional to the number of
+examples.
 
 1. `Batch`: the indices of the examples that take part, and a mask that is False for
    padding.

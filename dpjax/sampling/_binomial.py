@@ -63,6 +63,7 @@ def _weights(n: int, p: int, q: int) -> tuple[int, list[int]]:
     most probable count (the mode) is 2²⁵⁶, and every other weight is rounded down. On
     each side of the mode, the weights end with the first weight that rounds to zero, or
     with the weight of the last possible count, which is 0 or n.
+
     Outwards from the mode, each weight is its inner neighbour times a ratio of at most
     1, so that a rounding error does not grow. There are fewer than 2³¹ weights on each
     side. So each weight is too small by less than 2³¹.

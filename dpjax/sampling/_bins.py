@@ -146,9 +146,10 @@ def _gather(takes_part: jax.Array, b: int) -> Batch:
 def _members(
     n: int, m: int, b: int, key: Key, epoch: ArrayLike, step: ArrayLike
 ) -> Batch:
-    """At most b of the examples that picked a given step out of m steps of an epoch.
+    """The batch of at most b examples that picked a given step of an epoch.
 
-    The mean time over the steps of an epoch is O(b log n).
+    The epoch has m steps, and each of n examples picks one step. The mean time over the
+    steps of an epoch is O(b log n).
     """
     key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
     # All steps of an epoch must see the same counts and the same order.
@@ -186,8 +187,8 @@ def random_bins(
 
     Returns:
       A `Batch` of i32[m, b] and bool[m, b], in the data's order, with padding last.
-      For n up to 2¹⁶ the time is O(n log n). For larger n the time is that of m calls
-      of `random_bins_step`.
+      For n up to 2¹⁶ the time is O(n log n + m b). For larger n the time is that of m
+      calls of `random_bins_step`.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
@@ -241,9 +242,10 @@ def random_bins_step(
     """One step of `random_bins`, without computing the rest of the epoch.
 
     For n up to 2¹⁶ the time is O(n). For larger n, the mean time of a step is
-    O(b log n), and the memory is O(b): for each of the b slots, a step computes about
-    1000 rounds of a hash, in the mean over all steps of an epoch. The first steps of an
-    epoch need more rounds than later steps, at most 1000 log₂ n for each slot.
+    O(b log n), and the memory is O(b): for each of the b slots, a step computes
+    1100 to 1400 rounds of a hash, in the mean over all steps of a long epoch. The first
+    steps of an epoch need more rounds than later steps, at most 1000 log₂ n for each
+    slot.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.

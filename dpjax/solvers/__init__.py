@@ -17,8 +17,10 @@ guarantee. The package contains:
    change little in an epoch).
 3. Functions that choose hyperparameters before training: `choose_regularization` for
    `objective_perturbation`, and `choose_num_steps` for `output_perturbation`.
-4. The results: `Result`, whose `Curve` has the loss of every step, and `Guarantee`,
-   which computes ε from δ and δ from ε.
+4. The results: `Result`, and `Curve`, which has the loss of every step (for
+   `random_round_sgd` and `objective_perturbation`, a single mean loss). The guarantee
+   in a `Result` is an `accounting.profiles.Guarantee`, which computes ε from δ and δ
+   from ε.
 
 Several solvers share three private modules. `_checks` refuses invalid arguments, masks
 non-finite examples, and states the assumptions of guarantees in words. `_precision`
