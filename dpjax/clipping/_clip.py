@@ -127,7 +127,8 @@ def clip(
       2¹⁰⁰. The norm may omit entries below about 1e-19 C in float32.
 
     Raises:
-      ValueError: clip_norm is not one positive number, or a leaf is not real.
+      ValueError: clip_norm is not one positive number, or a leaf is not a real
+        floating-point array.
 
     Privacy: the result's L2 norm is at most C for every input, including rounding.
 
@@ -346,7 +347,7 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
     Raises:
       ValueError: clip_norm is not one positive number. When updates are transformed:
         the updates have no leaves; their leading axes differ, are missing or are empty;
-        a leaf is not real.
+        a leaf is not a real floating-point array.
 
     Privacy: one example moves the sum by at most C (2C under `Adjacency.REPLACE`).
 

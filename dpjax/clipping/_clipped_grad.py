@@ -485,9 +485,10 @@ def clipped_grad(
         name an argument that the call lacks; the batch arguments have no leaves, or
         their leading axes differ, are missing or are empty; the mask has another shape
         or dtype; clip_norm is no prefix tree of the arguments in argnums; an argument
-        in argnums has a leaf that is not real; the loss is not a real scalar; the loss
-        or its derivative communicates along a named axis that the loss does not bind
-        itself, and so depends on other examples, as BatchNorm in training mode does.
+        in argnums has a leaf that is not a real floating-point array; the loss is not a
+        real floating-point scalar; the loss or its derivative communicates along a
+        named axis that the loss does not bind itself, and so depends on other examples,
+        as BatchNorm in training mode does.
       RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs, or
         computed on a GPU, and the environment variable `XLA_FLAGS` contains neither
         `--xla_gpu_exclude_nondeterministic_ops=true` nor

@@ -158,11 +158,12 @@ class Budget:
             run alone, at the budget's δ.
 
         Returns:
-          The plan, which `draw` accepts with the same slack. The plan's GDP parameter
-          is usually at least 99.8 % of the largest that the share allows, and then at
-          most 0.4 % of the share remains unused. With composition "fixed", let ε be
-          the total ε of the run and all draws. The same then holds for the GDP
-          parameter of the Gaussian mechanism that has this ε.
+          The plan. `draw` accepts the plan with the same slack if `left.slack` covers
+          this slack and the plan's discrete noise. The plan's GDP parameter is usually
+          at least 99.8 % of the largest that the share allows, and then at most 0.4 %
+          of the share remains unused. With composition "fixed", let ε be the total ε of
+          the run and all draws. The same then holds for the GDP parameter of the
+          Gaussian mechanism that has this ε.
 
         Raises:
           ValueError: share is out of range, or is too small for a plan with these

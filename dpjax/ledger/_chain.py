@@ -56,7 +56,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
     Args:
       path: the ledger's file.
       make: a function from the existing lines to the new line, or to None for no line.
-        The file is locked while `make` runs.
+        The file is locked while `make` runs, where `fcntl` exists.
 
     Raises:
       ValueError: as for `read`.
@@ -147,7 +147,8 @@ def _finish(path: pathlib.Path, opened: int) -> None:
     """Append the line in the file `*.next` to the ledger, and then remove `*.next`.
 
     `opened` is the descriptor of the ledger's file. If an interrupted write left a part
-    of the line at the ledger's end, the complete line replaces this part.
+    of the line at the ledger's end, the complete line replaces this part. If the ledger
+    already ends with the line, nothing is appended.
     """
     begun, content = _next(path).read_bytes(), _content(opened)
     whole = content[: content.rfind(b"\n") + 1]

@@ -163,10 +163,11 @@ PartT = TypeVar("PartT", bound=Describable)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparable(Generic[PartT]):
-    """A wrapper of a part of a loss, equal only for parts of the same function.
+    """A wrapper of a part of a loss, for comparison with other parts.
 
-    Two wrappers are equal if the descriptions of their parts, from `description`, are
-    equal.
+    Wrappers are equal only if their parts compute the same function. They are equal if
+    they wrap the same part, or if the descriptions of their parts, from `description`,
+    are equal and have hashes.
     """
 
     part: PartT
@@ -182,7 +183,7 @@ class Comparable(Generic[PartT]):
         return description
 
     def __eq__(self, other: object) -> bool:
-        """Whether `other` wraps a part with an equal description."""
+        """Whether `other` wraps the same part, or a part with an equal description."""
         return isinstance(other, Comparable) and self._description == other._description
 
     def __hash__(self) -> int:
@@ -204,7 +205,8 @@ def describe_equation(eqn: jex.JaxprEqn) -> Hashable:
 def _identify_parameter(param: object) -> Hashable:
     """A value that is equal only for parameters with the same type and the same value.
 
-    In Python, 0.0 equals −0.0, and 1 equals True. The results for these pairs differ.
+    In Python, 0.0 equals −0.0, and 1 equals True. The results for these pairs differ,
+    also inside tuples. But numbers inside other objects are compared as in Python.
     """
     if isinstance(param, tuple):
         return type(param), tuple(map(_identify_parameter, param))

@@ -120,10 +120,11 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
 
     Two other computations have rounding errors: the scaling of rows, and the sum
     Σ_t a_t ⊗ d_t for the clipped sum. Their errors are at most γ″ Σ_t ‖a_t‖‖d_t‖, where
-    γ″ is another bound on relative rounding errors. The norm whose square is returned
-    includes these errors, and is at least `MIN_NORM_RATIO` = 1/512 times
-    Σ_t ‖a_t‖‖d_t‖. For one-hot rows, the smaller `Table.size` replaces Σ_t ‖a_t‖‖d_t‖,
-    and `Table.error` replaces the bound on the errors.
+    γ″ is another bound on relative rounding errors. The bound on the norm includes
+    these errors, and is at least `MIN_NORM_RATIO` = 1/512 times
+    Σ_t ‖a_t‖‖d_t‖ / clip_norm. For one-hot rows, the smaller `Table.size` replaces
+    Σ_t ‖a_t‖‖d_t‖, and `Table.error` replaces the bound on the errors. All of this is
+    for one group. The result is the sum of the squared bounds of all groups.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     sides = [(_with_lengths(f.left), _with_lengths(f.right)) for f in sites]
@@ -211,13 +212,13 @@ def mark_large(factors: Factors, clip_norm: ArrayLike, swapped: bool) -> Factors
 
     `factors` has activations as left rows and cotangents as right rows. The norm of an
     example with an infinite entry is infinite or NaN, so that the example contributes
-    zero. XLA replaces numbers below tiny = 2⁻¹²⁶ by zero. If entries of scaled
-    cotangents are replaced, a sum of T outer products f[n, p] in each of g groups
-    changes by at most tiny √(gnp) T times the largest activation. The limit of this
-    change is 2⁻³² clip_norm. Hence the changes at a thousand equations add up to less
-    than 2⁻²² clip_norm. XLA also replaces the reciprocal of a number above 1 / tiny by
-    zero. So activations also have the limit 2¹⁰⁰. Cotangents have the limit 2¹⁰⁰ if
-    they will be the left rows of `square_norm` (`swapped`). An activation whose
+    zero. XLA replaces numbers below tiny (2⁻¹²⁶ in float32) by zero. If entries of
+    scaled cotangents are replaced, a sum of T outer products f[n, p] in each of g
+    groups changes by at most tiny √(gnp) T times the largest activation. The limit of
+    this change is 2⁻³² clip_norm. Hence the changes at a thousand equations add up to
+    less than 2⁻²² clip_norm. XLA also replaces the reciprocal of a number above
+    1 / tiny by zero. So activations also have the limit 2¹⁰⁰. Cotangents have the limit
+    2¹⁰⁰ if they will be the left rows of `square_norm` (`swapped`). An activation whose
     cotangents are all zero has no limit.
     """
     left, right = factors
@@ -247,8 +248,9 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
 
     `sites` has the left and right rows of each gradient. A left row that is not one-hot
     is divided by its maximum absolute entry, and its right row is multiplied by this
-    entry. So the squared norm of a row overflows, or underflows to zero, only if the
-    squared norm of the outer product does. The entries of a left row must be at most
+    entry. A scaled left row with n entries then has a squared norm from 1 to n, or 0.
+    So the squared norm of a right row is at most that of the outer product, and at
+    least 1/n of it, if the left row is not 0. The entries of a left row must be at most
     2¹⁰⁰, unless its right row is zero or has an infinite entry (`mark_large`).
     """
     dtype = jnp.result_type(
@@ -322,8 +324,8 @@ def _sum_over_pairs(
     Args:
       one: the left rows a_t and the right rows d_t.
       other: the left rows a_s and the right rows d_s.
-      other_roundings: the number of roundings outside of the sums over rows that the
-        bound must cover.
+      other_roundings: the number of roundings that the bound must cover in addition
+        to those of the sums over rows.
     """
     (alpha, of_alpha), (delta, of_delta) = map(_inner_products, one, other)
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
@@ -372,8 +374,8 @@ class Table(NamedTuple):
 
     Attributes:
       square: an upper bound f[...] of the table's squared norm.
-      size: the norm f[...] of a vector that has, for each position, the sum of the
-        norms of the rows at this position.
+      size: an upper bound f[...] of the norm of a vector that has, for each position,
+        the sum of the norms of the rows at this position.
       error: a bound f[...] on the norm of the table's rounding error.
     """
 

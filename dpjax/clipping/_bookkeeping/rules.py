@@ -366,7 +366,8 @@ class Gather(Rule):
         """Whether the input at `position` is a table from which whole slices are read.
 
         Each lookup reads one index of one axis of the table, and all indices of the
-        other axes.
+        other axes. The result is False for a gather with batch axes or with a mode that
+        is not in `_COVERED_MODES`, and for a table with an axis too long for int32.
         """
         if eqn.primitive.name not in {"gather", "dynamic_slice"} or position != 0:
             return False

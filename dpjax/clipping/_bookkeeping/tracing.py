@@ -4,10 +4,11 @@ An example's gradient must not depend on other examples. A collective over a nam
 mixes the values along the axis. The collective may be an equation of the loss. Or the
 collective may be only in a custom derivative (custom_jvp, custom_vjp), so that the
 loss's jaxpr does not contain the collective. So `trace` also differentiates each
-equation with a custom derivative, and searches the jaxpr of the derivative. Built-in
-primitives need no such search: their derivatives communicate only if the primitives
-communicate. A `jax.shard_map` in the loss may communicate along the axes that it binds,
-since each of its calls has one example.
+equation that has a custom derivative and an input that may depend on a parameter, and
+searches the jaxpr of the derivative. Built-in primitives need no such search: their
+derivatives communicate only if the primitives communicate. A `jax.shard_map` in the
+loss may communicate along the axes that it binds, since each of its calls has one
+example.
 
 The search takes the derivative with respect to all inputs that may depend on a
 parameter, for cotangents of ones. A rule that communicates only for some symbolic zeros
@@ -52,9 +53,9 @@ def trace(
         It returns the loss of the example, and aux.
       parameters: the parameters' leaves.
       example: the types of the leaves of one example.
-      search: whether to search for communication. In `jax.shard_map`, the parameters
-        must vary along all axes along which the loss varies. Otherwise, derivatives
-        are sums over devices.
+      search: whether to search for communication. For the search in a call inside
+        `jax.shard_map`, the parameters must vary along all axes along which the loss
+        varies. Otherwise, derivatives are sums over devices.
 
     Returns:
       The jaxpr of a function from the leaves of the parameters and of the example to
@@ -62,7 +63,8 @@ def trace(
 
     Raises:
       ValueError: search is True, and the loss or its derivative with respect to the
-        parameters communicates along a named axis.
+        parameters communicates along a named axis; or the loss names an axis that
+        nothing binds.
     """
 
     def outputs(parameters: Arrays, example: Arrays) -> tuple[jax.Array, object]:

@@ -75,7 +75,8 @@ def factors_of(
     The gradient is that of a site's operand. Here b is the batch, and g are the groups,
     each with its own sum over the rows t. If the site is in a scan, each iteration of
     the scan gives rows. If all iterations use the same operand, their rows are in the
-    same group. If each iteration has its own operand, each iteration has its own group.
+    same groups. If each iteration has its own operand, each iteration has its own
+    groups.
     """
     site = comparable.part
     function = _map_rule(site, site.rule.factors)
@@ -291,10 +292,10 @@ def sums_by_sites(
     """The sum of scaled gradients for each leaf, pulled back from sums at the sites.
 
     A site is an equation that combines a value computed from the leaves with the
-    example. If the site has a rule, the sum at the site is one product over the whole
-    batch. At a checkpointed block, the recorded cotangent is already the sum. At other
-    sites, the recorded cotangents are per-example gradients, which are scaled and
-    added.
+    example. If the site has a rule, the sum at the site is computed for the whole batch
+    at once (`transpose_sum`), or in blocks of rows (`_product_of_blocks`). At a
+    checkpointed block, the recorded cotangent is already the sum. At other sites, the
+    recorded cotangents are per-example gradients, which are scaled and added.
 
     Args:
       comparable: the component: parameter leaves and their sites.

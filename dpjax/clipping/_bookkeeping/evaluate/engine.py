@@ -1,8 +1,8 @@
 """Compute clipped sums from the recorded activations and cotangents of a batch.
 
 `clipped_sum` computes norms and sums from one forward and one backward pass. The ghost
-engine runs the loss forward and backward twice. This engine calls `squares_alone` for
-the norms after the first run, and `sums_alone` for the sums after the second run.
+engine runs the loss forward and backward twice. The ghost engine calls `squares_alone`
+for the norms after the first run, and `sums_alone` for the sums after the second run.
 """
 
 from collections.abc import Sequence
@@ -152,15 +152,16 @@ def _collect_parts(
 
     A component is a set of parameter leaves together with its sites. At a site, an
     equation combines the example with a value that is computed from these leaves alone.
-    The result has the arrays that
-    `at_component.canonicalize` makes from the recorded arrays.
+    The result has the arrays that `at_component.canonicalize` makes from the recorded
+    arrays.
 
     Args:
       plan: the analysis of the loss.
       recorded: the recorded inputs and cotangents of all sites.
       rows: whether norms come from rows of activations and cotangents where the plan
         chose rows. If False, all norms come from per-example gradients.
-      two_passes: whether the pass is only for norms, or only for sums.
+      two_passes: whether norms and sums are computed in two separate passes. One call
+        is then for one of these passes.
     """
     parts = []
     for component, inputs, form in zip(

@@ -107,9 +107,10 @@ class Segment(NamedTuple):
     outs: tuple[jex.Var, ...]
 
     def description(self) -> Hashable:
-        """A hashable description, equal for segments that compute the same function.
+        """A description, equal only for segments that compute the same function.
 
-        Segments with equal descriptions also add taps to the same values.
+        Segments with equal descriptions also add taps to the same values. The
+        description has no hash if a parameter of an equation has no hash.
         """
         taps = tuple(
             tuple((site.position, isinstance(site, RuledSite)) for site in sites)
