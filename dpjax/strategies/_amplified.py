@@ -71,7 +71,7 @@ class _Goal(NamedTuple):
       workload: the workload in which errors are measured.
       epsilon: the target ε.
       delta: δ.
-      run: the other arguments, which are those of `accounting.correlated.epsilon`.
+      run: the other arguments: num_steps, steps_per_epoch, sampling and adjacency.
     """
 
     workload: Workload
