@@ -289,7 +289,7 @@ def noisy_cyclic_gd(
       ValueError: an argument is out of range, an assumption fails, two assumptions
         contradict each other, or no noise reaches the target. The solver raises the
         error before any training.
-      TypeError: an assumption is missing. This error is also a ValueError.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
     noise, μ is `accounting.iteration.noisy_cyclic_gd_mu`. For schedules in a fixed
@@ -366,7 +366,7 @@ def noisy_gd(
     Raises:
       ValueError: an argument is out of range, an assumption fails, or no noise reaches
         the target. The solver raises the error before any training.
-      TypeError: an assumption is missing. This error is also a ValueError.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
     noise, μ is `accounting.iteration.noisy_gd_mu`. For schedules, μ is
@@ -443,7 +443,7 @@ def noisy_sgd(
     Raises:
       ValueError: an argument is out of range, an assumption fails, or no noise reaches
         the target. The solver raises the error before any training.
-      TypeError: an assumption is missing. This error is also a ValueError.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: for a constant step size and noise, params alone has the ε(δ) of
     `accounting.iteration.noisy_sgd_epsilon`. For schedules, ε(δ) is that of the
