@@ -72,14 +72,14 @@ class Result(NamedTuple, Generic[Params, Noise]):
       num_steps: T, the number of steps of the run, or 1 for `objective_perturbation`. T
         may be released.
       noise_multiplier: the standard deviation of the noise in a sum of gradients,
-        divided by the bound on one example's gradient, f[], or f[T] for a schedule. For
-        `dp_nsgd`, the standard deviation is that of the independent draws from which
-        the noise is computed. `objective_perturbation` returns scale divided by the
-        bound on one example's gradient, and `output_perturbation` returns
-        scale / sensitivity. `sensitivity_reduced_nsgd` returns three numbers f[], named
-        anchor, change and drift, for three trees of noise. Each number is the standard
-        deviation of a node's noise, divided by the bound on one example's term in the
-        tree; inf for a tree that is not used.
+        divided by the bound on one example's gradient, f[], or f[T] if this quotient
+        differs between steps. For `dp_nsgd`, the standard deviation is that of the
+        independent draws from which the noise is computed. `objective_perturbation`
+        returns scale divided by the bound on one example's gradient, and
+        `output_perturbation` returns scale / sensitivity. `sensitivity_reduced_nsgd`
+        returns three numbers f[], named anchor, change and drift, for three trees of
+        noise. Each number is the standard deviation of a node's noise, divided by the
+        bound on one example's term in the tree; inf for a tree that is not used.
       sensitivity: for `output_perturbation`, a bound on the distance by which one
         example can move the last iterate, including rounding. None for other solvers.
       scale: for `output_perturbation` with δ > 0, the standard deviation of each

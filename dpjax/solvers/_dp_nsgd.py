@@ -23,10 +23,11 @@ from dpjax.solvers._descent import Curve, Result
 
 
 def _variance(spec: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
-    """The variance of a coordinate of the noise in the momentum, f[T], for unit draws.
+    """The variance of a coordinate of the noise in the momentum, for unit draws.
 
-    Unit draws are independent draws of variance 1, which the strategy or the tree
-    correlates between steps.
+    The result is f[T], one variance for each of the T steps of the run. Unit draws are
+    independent draws of variance 1, which the strategy or the tree correlates between
+    steps.
     """
     if spec is None:
         steps = jnp.arange(1, run.num_steps + 1)
@@ -58,7 +59,8 @@ def _train(
 ) -> tuple[Tree, Curve]:
     """Train, and return the last parameters and the curve.
 
-    Runs that differ only in traced arguments share one compiled program.
+    Runs that differ only in the values of traced arguments share one compiled
+    program.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
     """

@@ -44,7 +44,7 @@ class _Args(NamedTuple, Generic[Params]):
 
 
 class _Run(NamedTuple):
-    """The numbers of a run of noisy descent that an accountant needs.
+    """What an accountant needs to know about a run of noisy descent.
 
     Attributes:
       batches: how batches are formed.
@@ -52,7 +52,7 @@ class _Run(NamedTuple):
       batch_size: b.
       period: the number of steps in an epoch.
       setting: the assumptions, with the float32 numbers that the program uses. The
-        field step_size is f64[T].
+        field step_size is f64[T], one number for each of the T steps.
     """
 
     batches: _checks.Batches
@@ -72,7 +72,7 @@ def _last_iterate_profile(run: _Run, sigmas: np.ndarray) -> Gaussian:
 
     The function has three bounds: one for a constant step size and noise, one for
     schedules with full batches or a fixed order, and one for schedules with a
-    reshuffled order. sigmas are the noise multipliers f64[T].
+    reshuffled order. sigmas are the noise multipliers of the T steps, f64[T].
     """
     order: _checks.Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
     step_size = run.setting["step_size"]
@@ -111,7 +111,7 @@ def _random_batch_profile(run: _Run, sigmas: np.ndarray) -> FunctionProfile:
 
     With a constant step size and noise, the profile holds for the last iterate. With
     schedules, the profile holds for all iterates together. sigmas are the noise
-    multipliers f64[T].
+    multipliers of the T steps, f64[T].
     """
     validate.positive("noise_multiplier", sigmas)
     step_size = np.max(run.setting["step_size"])
@@ -137,8 +137,9 @@ def _random_batch_profile(run: _Run, sigmas: np.ndarray) -> FunctionProfile:
 def _compose(sigmas: np.ndarray, rate: float) -> pld.PLD:
     """The privacy loss distribution of the composition of all steps on random batches.
 
-    sigmas are the noise multipliers f64[T], which the function first rounds down to at
-    most _LEVELS different numbers. rate is b / n.
+    sigmas are the noise multipliers of the T steps, f64[T]. The function first rounds
+    them down to at most _LEVELS different numbers. rate is the batch size divided by
+    the number of examples.
     """
 
     # The bound is C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE:
@@ -288,7 +289,7 @@ def noisy_cyclic_gd(
       ValueError: an argument is out of range, an assumption fails, two assumptions
         contradict each other, or no noise reaches the target. The solver raises the
         error before any training.
-      TypeError: an assumption is missing. This error is also a ValueError.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
     noise, μ is `accounting.iteration.noisy_cyclic_gd_mu`. For schedules in a fixed
@@ -365,7 +366,7 @@ def noisy_gd(
     Raises:
       ValueError: an argument is out of range, an assumption fails, or no noise reaches
         the target. The solver raises the error before any training.
-      TypeError: an assumption is missing. This error is also a ValueError.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
     noise, μ is `accounting.iteration.noisy_gd_mu`. For schedules, μ is
@@ -442,7 +443,7 @@ def noisy_sgd(
     Raises:
       ValueError: an argument is out of range, an assumption fails, or no noise reaches
         the target. The solver raises the error before any training.
-      TypeError: an assumption is missing. This error is also a ValueError.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: for a constant step size and noise, params alone has the ε(δ) of
     `accounting.iteration.noisy_sgd_epsilon`. For schedules, ε(δ) is that of the

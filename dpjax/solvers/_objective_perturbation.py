@@ -51,8 +51,9 @@ def choose_regularization(
     Returns:
       λ = β / (n (e^{0.2 ε} − 1)), for an objective that is a mean of n losses. The
       curvature of an example then contributes at most log(1 + β / (n λ)) = ε/5 to the
-      privacy loss. λ depends on no data. At δ = 1e-3, logistic losses with this λ need
-      about 7 % more noise than in the limit λ → ∞.
+      privacy loss. λ depends on no data. At δ = 1e-3 and ε from 0.1 to 8, logistic
+      losses with this λ need 5 % to 9 % more noise under REPLACE than in the limit
+      λ → ∞, and at most 3 % more under ZERO_OUT.
 
     Raises:
       ValueError: an argument is out of range.

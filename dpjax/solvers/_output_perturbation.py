@@ -73,7 +73,7 @@ def choose_num_steps(
     Raises:
       ValueError: an argument is out of range, or an assumption fails; weak_convexity
         is above 0; smoothness is inf.
-      TypeError: an assumption is missing. This error is also a ValueError.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Reference: Zhang, Zheng, Mou and Wang (2017). The proofs of Theorems 2 and 3 bound
     the excess loss by these two terms. T grows with num_examples at the same rate as
@@ -171,7 +171,7 @@ def output_perturbation(
         inf; the gradient of loss_fn casts float64 numbers to fewer bits; or rounding in
         float64 could add more than a twentieth to the sensitivity. The solver raises
         the error before any training.
-      TypeError: an assumption is missing. This error is also a ValueError.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: params alone is (ε, δ)-DP under the adjacency. For δ > 0, params is μ-GDP;
     for δ = 0, params is ε-DP. The sensitivity is

@@ -117,7 +117,7 @@ def stddev(
     """The noise's standard deviation, noise_multiplier · bound / divisor, rounded up.
 
     The result has float32 numbers, as a float or f64[...]. The function raises a
-    ValueError if the product exceeds the range of float32.
+    ValueError if the result is negative or exceeds the range of float32.
     """
     value = round_up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
     # A product above the range of float32 is rounded up to inf. The check refuses inf.
@@ -294,7 +294,7 @@ def sensitivity(
 
     The bound is the sensitivity in real arithmetic plus the distance that rounding can
     add. The function raises a ValueError if the sensitivity is inf, if the loss narrows
-    float64, or if rounding could add more than the fraction MAX_FRACTION.
+    float64, or if `fraction` in the result of `bound_rounding` is above MAX_FRACTION.
     """
     num_examples = len(data.finite)
     sizes = {"num_steps": num_steps, "num_examples": num_examples}

@@ -52,9 +52,10 @@ def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray
 
 
 def thresholds(probabilities: np.ndarray) -> np.ndarray:
-    """The cumulative probabilities P(R <= k) in units of 2⁻³², rounded down, u64[N].
+    """The cumulative distribution of the number of rounds R, in units of 2⁻³².
 
-    The last threshold is exactly 2³². `random_round_sgd` draws a uniform 32-bit number,
+    The results are P(R <= k) for k from 1 to N, rounded down, u64[N]. The last
+    threshold is exactly 2³². `random_round_sgd` draws a uniform 32-bit number,
     and R is the rank of the first threshold that exceeds this number.
     """
     cumulative = np.cumsum(probabilities) / np.sum(probabilities)

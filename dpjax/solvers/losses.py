@@ -76,7 +76,8 @@ class Loss:
     def check(self, data: object) -> None:
         """Raise a ValueError unless data is (features f[n, d], allowed labels [n]).
 
-        A label may be NaN, since the solvers leave out its example.
+        A label may be NaN, since the solvers leave out its example. The method does not
+        compare the lengths of the features and the labels; the solvers compare them.
         """
         if not isinstance(data, tuple | list) or len(data) != 2:
             raise ValueError(

@@ -199,8 +199,9 @@ def quantile(
         not finite; lower is not below upper.
 
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
-    REPLACE, μ is at most 2 / z. An example that is NaN or infinite contributes zero to
-    every count.
+    REPLACE, μ is at most 2 / z. Because of rounding, the μ of the event may exceed this
+    bound by a factor of up to 1 + 1e-11. An example that is NaN or infinite contributes
+    zero to every count.
 
     Reason: let m_j be the middle of the interval for the share q_j. The noisy count of
     a step for q_j is the noisy sum of 1[x <= m_j] − q_j over all examples x, where 1[·]

@@ -72,7 +72,8 @@ def mean(
 
     Args:
       data: the private examples, f[n, ...]: an array, a list or a data frame.
-      clip_norm: C, the bound on the L2 norm of an example, positive.
+      clip_norm: C, the bound on the L2 norm of an example, positive. If C is above
+        2¹⁰⁰, every example contributes zero, as for `clipped_grad`.
       noise_multiplier: z, the standard deviation of the noise in the sum, divided by C;
         at least 0. With z = 0, the result is not private.
       key: one typed key, used only for this release. `dpjax.random_key` makes a key.
@@ -174,8 +175,9 @@ def _sum(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
 def _unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
     """Clip rows f64[b, d] to the L2 norm clip_norm, and divide them by clip_norm.
 
-    The results have norms of at most 1 − 2⁻²¹, rounding errors included. A row that is
-    not finite becomes zero.
+    The results have norms of at most 1 − 2⁻²¹, rounding errors included. A row becomes
+    zero if it is not finite, if its norm in units of clip_norm is above about 1e154, or
+    if clip_norm is above 2¹⁰⁰.
     """
     squares = group_squares([rows], [0], [clip_norm], num_batch_axes=1)
     finite, (scale,), _ = clip_scales(squares, [clip_norm], True)

@@ -71,7 +71,7 @@ class _Goal(NamedTuple):
       workload: the workload in which errors are measured.
       epsilon: the target ε.
       delta: δ.
-      run: the other arguments, which are those of `accounting.correlated.epsilon`.
+      run: the other arguments: num_steps, steps_per_epoch, sampling and adjacency.
     """
 
     workload: Workload
@@ -129,8 +129,8 @@ def amplified(
       group at the rate p / n_b.
 
     Raises:
-      ValueError: an argument is out of range; the sampling does not allow the
-        adjacency.
+      ValueError: an argument is out of range, or the workload is invalid for a run of
+        num_steps steps.
 
     Reference: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, for
     banded strategies and the choice of their bands.

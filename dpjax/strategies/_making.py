@@ -63,9 +63,9 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
         step cancels some of the noise of earlier steps.
 
     Raises:
-      ValueError: a zero or a pole is outside (−1, 1); rounding a polynomial's
-        coefficients to float32 moves a root out of (−1, 1); zeros and poles are not
-        vectors of the same length; or zeros and poles are empty.
+      ValueError: a concrete zero or pole is outside (−1, 1); rounding a polynomial's
+        concrete coefficients to float32 moves a root out of (−1, 1); zeros and poles
+        are not vectors of the same length; or zeros and poles are concrete and empty.
 
     Reference: the buffered linear Toeplitz matrices of McMahan, Xu and Zhang (2024),
     https://arxiv.org/abs/2408.08868, who define these matrices by partial fractions.
@@ -95,7 +95,8 @@ def banded(coefficients: ArrayLike) -> Toeplitz:
         must choose a polynomial without such zeros. This condition is not checked.
 
     Raises:
-      ValueError: the coefficients are not a finite vector that begins with 1.
+      ValueError: the coefficients are not a vector of real numbers; or concrete
+        coefficients are not finite in float32, or do not begin with 1.
 
     Reference: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153.
 
@@ -116,7 +117,8 @@ def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
       coefficients: the coefficients of C⁻¹, f[p], finite; the first coefficient is 1.
 
     Raises:
-      ValueError: the coefficients are not a finite vector that begins with 1.
+      ValueError: the coefficients are not a vector of real numbers; or concrete
+        coefficients are not finite in float32, or do not begin with 1.
 
     Reference: https://arxiv.org/abs/2505.12128.
 

@@ -489,11 +489,12 @@ def _rescale_weights(
 def _closed_form_weights(
     workload: Workload, *, num_steps: int, n_b: int, order: EpochOrder
 ) -> jax.Array:
-    """The weights s for which C = diag(s) has the least error in a workload, f[T].
+    """The weights s, f[num_steps], for which C = diag(s) has the least error.
 
-    The weights are scaled such that one example moves C x by at most 1, where x are the
-    gradient sums. The noise of C = diag(s) is independent from step to step. For
-    "reshuffled", s is the same in all steps of an epoch.
+    The error is the root mean square of the noise in the workload. The weights are
+    scaled such that one example moves C x by at most 1, where x are the gradient sums.
+    The noise of C = diag(s) is independent from step to step. For "reshuffled", s is
+    the same in all steps of an epoch.
     """
     identity = Toeplitz(jnp.zeros(0), jnp.zeros(0))
     # The squared error is Σ_t w_t f_t². So its derivative at f = 1 is 2 w, and the
