@@ -152,7 +152,7 @@ def epsilon(
       traced noise multiplier or δ at or below 0, and for a NaN.
 
     Raises:
-      ValueError: a static argument is out of range.
+      ValueError: noise_multiplier, delta or a static argument is out of range.
 
     Privacy: every example takes part in a uniformly random set of k steps of each
     epoch, independently of all other examples and epochs. In each of its steps, an
@@ -207,7 +207,7 @@ def delta(
       at a finite ε, for a traced noise multiplier that is NaN or at most 0.
 
     Raises:
-      ValueError: a static argument is out of range.
+      ValueError: noise_multiplier, epsilon or a static argument is out of range.
 
     Privacy: the assumptions and the guarantee are those of `allocation.epsilon`.
 
@@ -260,9 +260,9 @@ def epsilon_lower(
     No valid analysis can report an ε below this bound. The bound holds under every
     adjacency, but may be far below the exact ε under REPLACE. For num_selected > 1 the
     bound is the ε against an attacker who sees only the sum of each epoch's outputs.
-    Under ADD_REMOVE and ZERO_OUT, this bound is exact for num_selected = num_steps. If
-    num_selected is between 1 and num_steps, the bound is close to the exact ε for large
-    noise multipliers, and far below the exact ε for small noise multipliers.
+    Under ADD_REMOVE and ZERO_OUT, this attacker's ε is the exact ε for num_selected =
+    num_steps. If num_selected is between 1 and num_steps, the bound is close to the
+    exact ε for large noise multipliers, and far below the exact ε for small ones.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
@@ -276,7 +276,7 @@ def epsilon_lower(
       ε, f[*b], rounded down. The result is 0 for traced values out of range.
 
     Raises:
-      ValueError: a static argument is out of range.
+      ValueError: noise_multiplier, delta or a static argument is out of range.
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling.

@@ -60,7 +60,10 @@ def _round_parameter(
 
 @without_compiler
 def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
-    """The difference log ε − log target, limited to the range from −2 to 2."""
+    """The difference log ε − log target, limited to the range from −2 to 2.
+
+    The result is positive if ε is above the target, and 2 if ε is NaN.
+    """
     ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(target)
     # The sign is that of ε − target. The logarithms may round a small difference to 0,
     # hence the least positive excess of 1e-12.

@@ -40,10 +40,13 @@ def add_up(numbers: Iterable[float]) -> float:
 
 
 def check_event(event: Event) -> None:
-    """Raise a ValueError unless an event has only valid, concrete, scalar numbers.
+    """Raise a ValueError if an event has a negative, traced or non-scalar number.
 
-    The constructor of an event does not check numbers, since JAX may trace the numbers.
-    A negative number would reduce the total cost.
+    A NaN, a δ or total variation of 1 or more, and a count of steps or examples that is
+    not a positive whole number also raise the error. Other limits are not checked: a
+    sampling rate above 1 makes ε infinite. The constructor of an event does not check
+    numbers, since JAX may trace the numbers. A negative number would reduce the total
+    cost.
     """
     parts: tuple[Any, ...] = ()
     part_type: Any = Event
@@ -89,11 +92,13 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       which is composed by privacy-loss distributions. Each remaining event is a group.
       The code subtracts the total δ of the `EpsilonDelta` events from `delta`. The
       other groups get equal parts of the difference. ε is infinite if the total exceeds
-      `delta`, or if nothing is left for the other groups.
+      `delta`, or if nothing is left for the other groups. ε is also infinite for a
+      number that is out of range but raises no error, such as a sampling rate above 1.
 
     Raises:
-      ValueError: delta is out of range, or an event has a number that is out of range,
-        traced or not a scalar.
+      ValueError: delta is out of range, or an event has a negative, NaN, traced or
+        non-scalar number, or a δ, total variation or number of steps or examples that
+        is out of range.
 
     Privacy: a mechanism may use the outputs of earlier mechanisms, but the numbers in
     the mechanism's event must not depend on these outputs.
@@ -180,9 +185,9 @@ class GaussianBound(NamedTuple):
     Proof: replace each mechanism by its second mechanism. This replacement changes the
     distribution of all outputs by at most τ in total variation. Then change the second
     mechanisms, so that they reveal nothing in the case of property 3. Given the earlier
-    outputs, the probability of this case does not depend on the data. The case occurs
-    for any mechanism with a total probability of at most s. The result is a sequence of
-    GDP mechanisms whose Σ mu² never exceeds μ², and such a sequence is μ-GDP.
+    outputs, the probability of this case does not depend on the data. The probability
+    that this case occurs in at least one mechanism is at most s. The result is a
+    sequence of GDP mechanisms whose Σ mu² never exceeds μ². Such a sequence is μ-GDP.
 
     Attributes:
       mu: the GDP parameter, f[].
@@ -212,11 +217,13 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
       parameter, δ for an `EpsilonDelta` event, and the argument `slack` for any other
       mechanism. For such other mechanisms, mu is rounded up, mostly by less than 0.5 %,
       and is infinite if slack is 0. The total_variation of the result is the
-      total_variation of an `OnLattice` event, and 0 for any other event.
+      total_variation of an `OnLattice` event, and 0 for any other event. mu is also
+      infinite for a number that is out of range but raises no error, such as a sampling
+      rate above 1.
 
     Raises:
-      ValueError: slack is out of range, or the event has a number that is out of range,
-        traced or not a scalar.
+      ValueError: slack is out of range, or the event has a number for which `epsilon`
+        raises an error.
 
     Reference: Dong, Roth and Su (2022), Proposition 2.12. If a mechanism's privacy
     profile is at most the profile of a pair of distributions, then the mechanism's
@@ -276,7 +283,7 @@ def _search_mu(profile: profiles.Profile, slack: float) -> float:
 def _mu_by_interval(
     top: float, deltas: np.ndarray, profile_epsilons: np.ndarray, slack: float
 ) -> np.ndarray:
-    """The smallest μ with δ(ε) <= slack + (1 − slack) δ_μ(ε), for each interval of ε.
+    """A μ with δ(ε) <= slack + (1 − slack) δ_μ(ε), for each interval of ε.
 
     δ_μ is the profile of μ-GDP. δ(ε) is the supremum over events S of P(S) − e^ε Q(S),
     for the output distributions P and Q on neighbouring data sets. So δ(ε) is convex in

@@ -2,12 +2,12 @@
 
 A Rényi curve is the Rényi divergence of a mechanism as a function of the order a. One
 quadrature gives the curve of the Poisson-subsampled Gaussian mechanism at every order,
-for noise multipliers from 0.1 to 1e60 and orders up to 1e8 noise multipliers. For
-smaller noise multipliers, convexity gives a bound that is looser than the quadrature.
-For larger noise multipliers, the bound is the first term of an expansion for large
-noise, or the curve without sampling if the order is large. For orders above 1e8 noise
-multipliers, the bound is also the curve without sampling. Each order of a curve gives
-one bound on δ(ε) and one bound on ε(δ).
+for noise multipliers σ from 0.1 to 1e60 and orders up to 1e8 σ. For smaller noise
+multipliers, convexity gives a bound that is looser than the quadrature. For larger
+noise multipliers, the bound is the first term of an expansion for large noise, or the
+curve without sampling if the order is large. For orders above 1e8 σ, the bound is also
+the curve without sampling. Each order of a curve gives one bound on δ(ε) and one bound
+on ε(δ).
 
 **The quadrature.** Let q be the sampling rate and σ the noise multiplier. The two
 output distributions are (1 − q) N(0, σ²) + q N(1, σ²) and N(0, σ²). At the outcome σu
@@ -18,10 +18,10 @@ with u ~ N(0, 1), their likelihood ratio is 1 + y with y = q (e^z − 1) and z =
 
 A sum of positive numbers approximates E h(y), so that no precision is lost to
 cancellation, even where E h(y) is 1e-20. The integrand is h(y) e^{−u²/2} as a function
-of u. It has a bump at a u between 0 and 2/σ, where y is small. It may have a second
-bump at a u as large as a/σ. Both bumps are at least as wide as a unit Gaussian. The
-integrand is analytic for |Im u| < πσ. Its branch points are above and below the
-*crossing*, the real u at which q e^z = 1 − q.
+of u. Where y is small, most of its mass is within a few units of the interval from 0 to
+2/σ. The integrand may have another bump at a u as large as a/σ. This bump is at least
+as wide as a unit Gaussian. The integrand is analytic for |Im u| < πσ. Its branch points
+are above and below the *crossing*, the real u at which q e^z = 1 − q.
 
 The nodes are in three windows of u. One window covers small y, and the two others are
 on the two sides of the crossing. In all windows, the nodes are denser near the
@@ -80,7 +80,8 @@ def _integrand(
     The likelihood ratio of a Poisson-sampled step is 1 + y, log_ratio is its log, and a
     is the order of the Rényi divergence. The result is a pair (exponent, mantissa) with
     h = mantissa e^exponent, because h itself may overflow at a large order. The
-    mantissa is precise to a few dozen ulps.
+    relative error of the mantissa is a few dozen ulps, or about 1 / (a − 1) ulps if
+    this is larger.
     """
     small = jnp.abs(a * log_ratio) < 0.25
     # With L = log(1 + y) and e^x = 1 + x + x² ψ(x): h = a L² (a ψ(a L) − ψ(L)).
@@ -193,7 +194,7 @@ class _Windows(NamedTuple):
     The first window, which covers small y, begins at −_TAIL.
 
     Attributes:
-      highest: the log of the integrand's maximum, for scaling, f[*b].
+      highest: about the log of the integrand's maximum, for scaling, f[*b].
       crossing: the u at which q e^z = 1 − q, near which the nodes are densest, f[*b].
       split: the end of the first window, equal for all orders, f[*b].
       lows, highs: the lower and upper ends of the other two windows, f[2, *b].

@@ -7,11 +7,11 @@ independent Gaussian noise. Releasing x + C⁻¹z is equivalent to releasing C x
    C x, over all sets of steps in which the example may take part. `mu` is the
    sensitivity divided by the standard deviation of z.
 2. `epsilon` computes ε, with amplification if the steps of an example are drawn at
-   random. A pattern is a set of steps in which an example may take part. If an example
-   picks random steps of an epoch, `_bins` computes the covariance of each two patterns:
-   the inner product of bounds on the changes of C x by an example with these patterns.
-   `_bins` then bounds ε with larger covariances: the covariances of a tree (`_trees`)
-   or of a Gaussian chain (`_chain`).
+   random. A pattern is a set of steps in which an example may take part. Under each
+   pattern, a vector bounds how far the example changes each row of C x. If an example
+   picks random steps of an epoch, `_bins` bounds the covariance of two patterns, which
+   is the inner product of their vectors. `_bins` then bounds ε with larger covariances:
+   the covariances of a tree (`_trees`) or of a Gaussian chain (`_chain`).
 3. `error` computes the root mean square of the noise in the values that an optimizer
    computes from the sums.
 """

@@ -276,8 +276,8 @@ def epsilon64(
 
     If the order of the static schedule is "fixed", an example takes part in the same
     step of every epoch. If the order is "reshuffled", an example picks a new step in
-    each epoch. `factors` are the factors of the noise of each of the T steps, f[T], or
-    one factor for all steps, f[1].
+    each epoch. `factors` multiply the noise: one factor for each of the T steps of the
+    run, f[T], or one factor for all steps, f[1].
     """
     run = _run(strategy, factors, noise_multiplier, schedule=schedule)
     positions = min(schedule.num_steps, schedule.steps_per_epoch)

@@ -293,9 +293,9 @@ def _limits(
     ratio of a Gaussian chain in one epoch, and has mean 1 without the example. The
     values of L below a limit therefore determine the mean of L above the limit. For a
     run of one epoch, the limit is e^ε in the first order and e^{−ε} in the second
-    order. For several epochs, L is one factor of a product, and δ(ε) depends on all
-    values of L. The estimate is then the mean of L, plus ten standard deviations and a
-    margin.
+    order, and the estimate has a margin above the limit. For several epochs, L is one
+    factor of a product, and δ(ε) depends on all values of L. The estimate is then the
+    mean of L, plus ten standard deviations and a margin.
     """
     # The factor that all positions share multiplies L. As margins, four standard
     # deviations of the factor's log are added, and the second order has −ε/2 in place

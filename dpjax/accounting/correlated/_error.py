@@ -98,10 +98,10 @@ def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> ja
     """The root mean square error ‖A C⁻¹‖_F / √T of an optimizer's outputs, f[].
 
     A is the matrix of the workload, C⁻¹ is the matrix by which a binary tree correlates
-    noise, and T is num_steps. The squared error is a sum over the levels of the tree. A
-    node of level j covers 2^j steps. The noise of the node is added at the last of
-    these steps, t. At step t + 2^j, the same noise times β^{2^j} is subtracted, where β
-    is the decay.
+    noise, and T is num_steps. The squared error is a sum over the levels of the tree.
+    Only the left child of each node has noise. A left child of level j covers 2^j
+    steps. Its noise is added at the last of these steps, t. At step t + 2^j, the same
+    noise times β^{2^j} is subtracted, where β is the decay.
     """
     # The coefficients of the workload without its rate, a Toeplitz filter.
     bottom = times(workload.denominator, -jnp.asarray(workload.keep))

@@ -4,11 +4,11 @@ C is the matrix that correlates the noise, and x are the sums of T steps. A patt
 the set of steps in which an example takes part. The example's contribution to each of
 these steps has norm at most 1. The example moves C x by at most the square root of
 Σ_{s,t∈π} |(CᵀC)_st|. The bound is attained where CᵀC >= 0 and all contributions of the
-example have the same direction. The functions for each order return the squared bound
-at the worst pattern π that the order allows. C is a Toeplitz matrix with the
-coefficients c_0, …, c_{T−1}, and each column is scaled by a weight. The weights are
-f[T], or f[1] if all weights are equal. The function `mu_of` computes the GDP parameter
-μ from the bound.
+example have the same direction. The functions for each order return the square of this
+bound, or a larger number, at the worst pattern π that the order allows. C is a Toeplitz
+matrix with the coefficients c_0, …, c_{T−1}, and each column is scaled by a weight. The
+weights are f[T], or f[1] if all weights are equal. The function `mu_of` computes the
+GDP parameter μ from the bound.
 
 If an example takes part at most k times, then π is any subset of at most k steps of a
 pattern that the order allows. Let c be non-negative and non-increasing. For s <= t,

@@ -77,11 +77,12 @@ def mu(
         the absolute values of the entries of CᵀC. "reshuffled" if an example takes part
         in at most one step of each epoch, which may be any step. μ is then an upper
         bound. This bound is at most 0.2 % above the exact μ if C is a filter with one
-        pole and one zero, and the zero is smaller than the pole. "separated" if the
-        steps of an example are at least n_b apart. μ is then exact for C >= 0 with
-        non-increasing coefficients, and otherwise an upper bound. For a strategy from
-        `strategies.scaled`, μ is exact only for "fixed" (for C >= 0). For a tree, μ is
-        that of `tree.momentum_mu`, and "separated" is invalid.
+        pole and one zero, the pole is non-negative, and the zero is smaller than the
+        pole. "separated" if the steps of an example are at least n_b apart. μ is then
+        exact for C >= 0 with non-increasing coefficients, and otherwise an upper bound.
+        For a strategy from `strategies.scaled`, μ is exact only for "fixed" (for
+        C >= 0). For a tree, μ is that of `tree.momentum_mu`, and "separated" is
+        invalid.
       adjacency: which data sets are compared. Under ADD_REMOVE, the batches of the
         other examples must not depend on the added example. Batches of fixed size
         violate this condition.
@@ -144,10 +145,11 @@ def _cyclic_poisson(
 ) -> jax.Array:
     """The ε of a run with cyclic Poisson sampling, f[*b].
 
-    The examples form p fixed groups. Step t samples the examples of group t mod p, and
-    the strategy matrix C has p bands. For a run of T steps, ε is that of ⌈T / p⌉
-    Poisson-sampled Gaussian steps. The sensitivity of each Gaussian step is the norm of
-    a column of C.
+    The examples form p fixed groups, and the strategy matrix C has p bands. Step t
+    samples each example of group t mod p with probability min(1, p / n_b), for epochs
+    of n_b steps. For a run of T steps, ε is that of ⌈T / p⌉ Gaussian steps on Poisson
+    samples with this rate. The sensitivity of each Gaussian step is the norm of a
+    column of C.
 
     Raises:
       ValueError: the strategy is a tree, scaled, or not banded.

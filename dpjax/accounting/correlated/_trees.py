@@ -58,7 +58,7 @@ class Tree(NamedTuple):
 
 
 def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
-    """Trees of positions whose covariances fall by equal factors from join to join.
+    """Trees of positions whose covariances fall by about equal factors between joins.
 
     A tree joins positions, which are steps of an epoch, into groups of 2, 4, 8, …. The
     covariance of a join is the covariance of two positions in different parts of the

@@ -67,10 +67,11 @@ def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
 def _other_terms(
     cumulants: Cumulants, chosen_tilt: Tilt, log_mass: jax.Array, epsilon: jax.Array
 ) -> jax.Array:
-    """An upper bound on the terms that the inversion adds to g(ε) = e^{λε} δ(ε).
+    """An upper bound on the sum of terms that the inversion adds to e^{λε} δ(ε).
 
-    By Poisson's summation, the terms are g(ε + kL) for all integers k except 0.
-    Markov's inequality bounds their sum. The result is divided by e^{K(λ)}.
+    Let g(ε) = e^{λε} δ(ε). By Poisson's summation, the terms are g(ε + kL) for all
+    integers k except 0. Markov's inequality and δ <= 1 bound their sum. The result is
+    this bound divided by e^log_mass.
 
     Args:
       cumulants: K at several tilts, without the added Gaussian variance. K(λ) is

@@ -203,7 +203,7 @@ def divide_masses(
       mass: P's mass at each node, f[8, m].
       outside: the masses above the last cell and below the first cell (columns), of P
         and of Q (rows), f[2, 2].
-      relative: the width of a cell times the largest distance of an outcome from
+      relative: the width of a cell, times a bound on the distance of an outcome from
         the mean of a component of P or Q, f[].
     """
     # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of the mass at a loss
