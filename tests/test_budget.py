@@ -268,6 +268,10 @@ def test_wrong_draws_raise():
             account.plan(**SIZES, **{name: 1.0})
     with pytest.raises(ValueError, match="share"):
         account.plan(**SIZES, share=1.5)
+    rest = account.left.slack
+    for given in ({"slack": 2 * rest}, {"slack": rest, "arithmetic": "discrete"}):
+        with pytest.raises(ValueError, match="the remaining slack"):
+            account.plan(**SIZES, **given)
     spent = account.draw(events.Gaussian(account.left.mu))
     with pytest.raises(ValueError, match="share"):
         spent.plan(**SIZES)
@@ -303,6 +307,10 @@ def test_numbers_of_no_mechanism_are_no_credit(way):
         (events.Selection(FIRST, 3), "repetitions"),
         (events.PoissonGaussian(1.0, 1.5, ADD), "sampling_rate"),
         (events.FixedSizeGaussian(1.0, 1.5), "sampling_rate"),
+        (events.RandomizedResponse(1.5, 3), "noise_parameter"),
+        (events.RandomizedResponse(0.5, 2.5), "num_buckets"),
+        (events.DiscreteLaplace(1.0, 1.5), "sensitivity"),
+        (events.Repeated(events.Gaussian(0.1), 1.5), "count"),
     ]:
         with pytest.raises(ValueError, match=named):
             account.draw(release)

@@ -302,6 +302,19 @@ def test_counts_of_dp_events_must_be_whole_numbers(count):
         events.from_dp_event(dp.SelfComposedDpEvent(DP_STEP, count), ADD)
 
 
+def test_count_of_an_event_converts_if_it_is_whole():
+    run = events.Repeated(STEP, np.float32(3.0))
+    assert events.to_dp_event(run, ADD) == dp.SelfComposedDpEvent(DP_STEP, 3)
+    for count in (2.5, math.inf):
+        with pytest.raises(ValueError, match="event must have an equivalent"):
+            events.to_dp_event(events.Repeated(STEP, count), ADD)
+
+
+def test_integers_without_noise_do_not_convert():
+    with pytest.raises(ValueError, match="event must have an equivalent"):
+        events.to_dp_event(events.DiscreteLaplace(0.0, 1), ADD)
+
+
 def test_fields_of_a_mixture_may_be_in_axes_of_vmap():
     noise = jnp.array([1.0, 2.0])
     rest = (0.0, 1.0), (0.5, 0.5), ADD

@@ -359,12 +359,32 @@ def test_simulated_search_attains_the_attack():
 
 
 @pytest.mark.parametrize(
+    ("shape", "mean"), [(1e6, 1.5), (1e8, 3.0), (-0.98, 5.0), (-0.997, 3.0)]
+)
+def test_total_variation_covers_extreme_shapes(shape, mean):
+    law = selection.TruncatedNegativeBinomial(shape, mean)
+    pairs = list(itertools.islice(law.probabilities(), 400))
+    with mpmath.workdps(60):
+        stop, eta = mpmath.mpf(law.stop), mpmath.mpf(shape)
+        # P(K = k) = (1 − γ)^k Γ(k + η) / (k! Γ(η) (γ^−η − 1))
+        exact = (1 - stop) * mpmath.gamma(1 + eta) / mpmath.gamma(eta)
+        exact /= stop**-eta - 1
+        distance = mpmath.mpf(0)
+        for k, probability in pairs:
+            distance += abs(probability - exact) / 2
+            exact *= (1 - stop) * (k + eta) / (k + 1)
+    assert 1e-20 < distance < law.total_variation / 2
+
+
+@pytest.mark.parametrize(
     ("call", "match"),
     [
         (lambda: selection.Geometric(1.0), "mean"),
         (lambda: selection.Poisson(0.0), "mean"),
         (lambda: selection.Fixed(0), "count"),
         (lambda: selection.TruncatedNegativeBinomial(-1.0, 3.0), "shape"),
+        (lambda: selection.TruncatedNegativeBinomial(-0.999, 5.0), "shape"),
+        (lambda: selection.TruncatedNegativeBinomial(math.nan, 5.0), "shape"),
         (lambda: selection.epsilon(RUN, 0.0, repetitions=LAWS[0]), "delta"),
         (lambda: selection.epsilon(RUN, DELTA, repetitions=10), "repetitions"),
         (lambda: selection.delta(RUN, -1.0, repetitions=LAWS[0]), "epsilon"),

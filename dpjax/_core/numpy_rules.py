@@ -91,8 +91,7 @@ def _dot(params: Mapping[str, Any]) -> Function:
 def _slice(params: Mapping[str, Any]) -> Function:
     start, stop = params["start_indices"], params["limit_indices"]
     steps = params["strides"] or [1] * len(start)
-    at = tuple(map(slice, start, stop, steps))
-    return lambda x: x[at]
+    return lambda x: x[tuple(map(slice, start, stop, steps))]
 
 
 def _window(x: np.ndarray, sizes: Sequence[int], starts: Iterable[Any]) -> Any:
@@ -304,8 +303,7 @@ def _iota(params: Mapping[str, Any]) -> Function:
 
 
 def _split(params: Mapping[str, Any]) -> Function:
-    at = np.cumsum(params["sizes"])[:-1]
-    return lambda x: np.split(x, at, axis=params["axis"])
+    return lambda x: np.split(x, np.cumsum(params["sizes"])[:-1], axis=params["axis"])
 
 
 def _round(params: Mapping[str, Any]) -> Function:

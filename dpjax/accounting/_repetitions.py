@@ -19,6 +19,9 @@ from dpjax._core import validate
 from dpjax._core.float64 import ULP
 from dpjax._core.typing import ArrayLike, Key
 
+# The smallest γ. At a smaller γ, probabilities would underflow.
+_MIN_STOP = 1e-300
+
 
 class _RandomRepetitions:
     """A distribution of the random number K of runs. `sample` draws K."""
@@ -42,8 +45,10 @@ class _RandomRepetitions:
         """
         # The cumulative sum in 128-bit integers is exact. The k-th probability of a
         # recursion has an error of 4 k roundings. A Poisson probability has the errors
-        # of its logarithm, which has three terms of up to k log k each.
-        return 16 * ULP * (self.mean + 4) * math.log(self.mean + 8)
+        # of its logarithm, which has three terms of up to k log k each. The errors of
+        # the first probability of a negative binomial distribution grow with the shape.
+        shape = max(getattr(self, "shape", 0.0), 0.0)
+        return 16 * ULP * (self.mean + 4 + shape) * math.log(self.mean + 8)
 
     def sample(self, key: Key) -> int:
         """Draw K, the number of runs, with the random bits of the key."""
@@ -72,18 +77,21 @@ class _NegativeBinomial(_RandomRepetitions):
 
     def __post_init__(self) -> None:
         validate.above_one("mean", self.mean)
-        if not (math.isfinite(self.shape) and self.shape > -1):
-            raise ValueError(
-                f"shape must be a finite number above -1; got {self.shape!r}."
-            )
         super().__post_init__()
+        in_range = -1 < self.shape < math.inf
+        if not in_range or self._mean(_MIN_STOP) < self.mean:
+            raise ValueError(
+                "shape must be finite and above -1, and the farther from -1 the larger "
+                f"the mean; got {self.shape!r} with the mean {self.mean!r}."
+            )
 
     @functools.cached_property
     def stop(self) -> float:
         """The parameter γ in (0, 1) at which the mean number of runs is `mean`."""
         if self.shape == 1:
             return 1 / self.mean
-        low, high = -700.0, -1e-15  # bounds on log γ; E[K] falls from inf to 1
+        # Bounds on log γ. E[K] falls from at least `mean` to 1.
+        low, high = math.log(_MIN_STOP), -1e-15
         for _ in range(200):
             middle = (low + high) / 2
             above = self._mean(math.exp(middle)) > self.mean
@@ -137,7 +145,7 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
 
     Attributes:
       shape: η, above -1. η = 1 gives the distribution `Geometric`, and η = 0 gives
-        `Logarithmic`.
+        `Logarithmic`. The shape must not be so close to -1 that γ < 1e-300.
       mean: E[K], above 1. The mean determines γ, the property `stop`.
 
     Reference: Papernot and Steinke (2022), Definition 1.

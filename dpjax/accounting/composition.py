@@ -40,13 +40,11 @@ def add_up(numbers: Iterable[float]) -> float:
 
 
 def check_event(event: Event) -> None:
-    """Raise a ValueError if an event has a negative, traced or non-scalar number.
+    """Raise a ValueError unless an event has only valid, concrete, scalar numbers.
 
-    A NaN, a δ or total variation of 1 or more, and a count of steps or examples that is
-    not a positive whole number also raise the error. Other limits are not checked: a
-    sampling rate above 1 makes ε infinite. The constructor of an event does not check
-    numbers, since JAX may trace the numbers. A negative number would reduce the total
-    cost.
+    The sum of the weights of a mixture is not checked, because ε is infinite if the sum
+    is not 1. The constructor of an event does not check numbers, since JAX may trace
+    the numbers. A negative number would reduce the total cost.
     """
     parts: tuple[Any, ...] = ()
     part_type: Any = Event
@@ -69,11 +67,13 @@ def check_event(event: Event) -> None:
         validate.nonnegative(name, number, finite=False)
     for name in ("delta", "total_variation"):
         validate.half_open_unit(f"{name} of {type_name}", getattr(event, name, 0.0))
-    rate = getattr(event, "sampling_rate", 1.0)
-    validate.closed_unit(f"sampling_rate of {type_name}", rate)
-    for name in ("num_steps", "num_examples", "max_batch_size"):
+    for name in ("sampling_rate", "noise_parameter"):
+        validate.closed_unit(f"{name} of {type_name}", getattr(event, name, 1.0))
+    for name in ("num_steps", "num_examples", "max_batch_size", "num_buckets"):
         count = validate.whole_count(f"{name} of {type_name}", getattr(event, name, 1))
         validate.positive(f"{name} of {type_name}", count)
+    for name in ("count", "sensitivity"):  # may be 0
+        validate.whole_count(f"{name} of {type_name}", getattr(event, name, 0))
     if isinstance(event, events.Selection):
         _repetitions.check(event.repetitions)
 
@@ -92,13 +92,12 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       which is composed by privacy-loss distributions. Each remaining event is a group.
       The code subtracts the total δ of the `EpsilonDelta` events from `delta`. The
       other groups get equal parts of the difference. ε is infinite if the total exceeds
-      `delta`, or if nothing is left for the other groups. ε is also infinite for a
-      number that is out of range but raises no error, such as a sampling rate above 1.
+      `delta`, or if nothing is left for the other groups. ε is also infinite if the
+      weights of a mixture do not add up to 1.
 
     Raises:
-      ValueError: delta is out of range, or an event has a negative, NaN, traced or
-        non-scalar number, or a δ, total variation or number of steps or examples that
-        is out of range.
+      ValueError: delta is out of range, or an event has a number that is out of range,
+        traced or not a scalar.
 
     Privacy: a mechanism may use the outputs of earlier mechanisms, but the numbers in
     the mechanism's event must not depend on these outputs.
@@ -218,12 +217,11 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
       mechanism. For such other mechanisms, mu is rounded up, mostly by less than 0.5 %,
       and is infinite if slack is 0. The total_variation of the result is the
       total_variation of an `OnLattice` event, and 0 for any other event. mu is also
-      infinite for a number that is out of range but raises no error, such as a sampling
-      rate above 1.
+      infinite if the weights of a mixture do not add up to 1.
 
     Raises:
-      ValueError: slack is out of range, or the event has a number for which `epsilon`
-        raises an error.
+      ValueError: slack is out of range, or the event has a number that is out of range,
+        traced or not a scalar.
 
     Reference: Dong, Roth and Su (2022), Proposition 2.12. If a mechanism's privacy
     profile is at most the profile of a pair of distributions, then the mechanism's

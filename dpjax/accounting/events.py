@@ -472,8 +472,8 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
     match from_dict(to_dict(event)):  # with Python numbers
         case Composed(steps):
             return dp.ComposedDpEvent([to_dp_event(x, adjacency) for x in steps])
-        case Repeated(one, count):
-            return dp.SelfComposedDpEvent(to_dp_event(one, adjacency), count)
+        case Repeated(one, float() | int() as count) if count % 1 == 0:
+            return dp.SelfComposedDpEvent(to_dp_event(one, adjacency), int(count))
         case Gaussian(mu):
             # μ is sensitivity over noise standard deviation; μ = 0 releases nothing.
             factor = adjacency.sensitivity_factor
@@ -490,7 +490,7 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
             return dp.LaplaceDpEvent(adjacency.sensitivity_factor * scale)
         case DiscreteLaplace(scale, sensitivity):
             norm = sensitivity / adjacency.sensitivity_factor
-            if norm == int(norm):
+            if scale and norm == int(norm):
                 return dp.DiscreteLaplaceDpEvent(1 / scale, int(norm))
         case RandomizedResponse(parameter, buckets):
             return dp.RandomizedResponseDpEvent(parameter, buckets)

@@ -51,8 +51,7 @@ def _mu64(pure: jax.Array) -> jax.Array:
     kink = -2 * ndtri(jax.nn.sigmoid(-jnp.where(regular & moderate, pure, 1.0)))
     high = np.sqrt(8) * jnp.sqrt(jnp.where(regular, pure, 1.0))
     mu = jnp.where(small, low, jnp.where(moderate, kink, high)) * (1 + 256 * ULP)
-    mu = jnp.maximum(mu, TINY)
-    return jnp.where(regular, mu, jnp.where(pure == 0, 0.0, jnp.inf))
+    return jnp.where(regular, jnp.maximum(mu, TINY), jnp.where(pure == 0, 0.0, jnp.inf))
 
 
 def delta(pure_epsilon: ArrayLike, epsilon: ArrayLike) -> jax.Array:

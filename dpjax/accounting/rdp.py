@@ -173,8 +173,7 @@ def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
         raise ValueError("curves must not be empty; got ().")
     for curve in curves:
         validate.nonnegative("curves", curve, finite=False)
-    count = validate.whole_count("count", count)
-    return _compose64(*_align_axes(count, curves=curves))
+    return _compose64(*_align_axes(validate.whole_count("count", count), curves=curves))
 
 
 def _check_conversion(curve: ArrayLike, orders: ArrayLike):

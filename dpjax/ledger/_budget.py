@@ -158,17 +158,17 @@ class Budget:
             run alone, at the budget's δ.
 
         Returns:
-          The plan. `draw` accepts the plan with the same slack if `left.slack` covers
-          this slack and the plan's discrete noise. The plan's GDP parameter is usually
-          at least 99.8 % of the largest that the share allows, and then at most 0.4 %
-          of the share remains unused. With composition "fixed", let ε be the total ε of
-          the run and all draws. The same then holds for the GDP parameter of the
-          Gaussian mechanism that has this ε.
+          The plan, which `draw` accepts with the same slack. The plan's GDP parameter
+          is usually at least 99.8 % of the largest that the share allows, and then at
+          most 0.4 % of the share remains unused. With composition "fixed", let ε be the
+          total ε of the run and all draws. The same then holds for the GDP parameter of
+          the Gaussian mechanism that has this ε.
 
         Raises:
           ValueError: share is out of range, or is too small for a plan with these
-            arguments; nothing remains of the budget; an argument is given that the
-            budget determines; or an argument is invalid for `dpjax.plan`.
+            arguments; nothing remains of the budget; `left.slack` does not cover the
+            slack and the plan's discrete noise; an argument is given that the budget
+            determines; or an argument is invalid for `dpjax.plan`.
 
         Example:
           >>> import dpjax
@@ -222,6 +222,8 @@ class Budget:
                 "share must be large enough for a plan with the given arguments; got "
                 f"{share!r}. What remains is reported by print(budget)."
             )
+        if not fixed:
+            self._cost(best.guarantee.event, slack)  # raises what `draw` would raise
         return best
 
     def __str__(self) -> str:

@@ -111,8 +111,7 @@ def reshuffled_order(
     largest = jnp.max(_by_epoch(columns, n_b), axis=1)
     if strategy.num_vectors <= 1:
         return _bound_by_state(strategy, largest, num_steps, n_b)
-    c = _majorant(strategy.coefficients(num_steps))
-    return _bound_by_pairs(c, largest, n_b)
+    return _bound_by_pairs(_majorant(strategy.coefficients(num_steps)), largest, n_b)
 
 
 def few_separated_steps(

@@ -202,8 +202,7 @@ def ratio(
 
     start = law, jnp.zeros_like(leaf)
     law, pending = jax.lax.fori_loop(0, tree.joins, add_join, start)
-    law = spread.mean(law, jnp.maximum(tree.copies, 1), tail)
-    return law, pending + across
+    return spread.mean(law, jnp.maximum(tree.copies, 1), tail), pending + across
 
 
 def _estimate(

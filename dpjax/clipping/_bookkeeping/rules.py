@@ -452,8 +452,7 @@ class Gather(Rule):
         (one_hot, right) = self.factors(others, cotangent)
         assert isinstance(one_hot, OneHot)
         table = jnp.zeros((self.size.left, self.size.right), right.dtype)
-        table = table.at[one_hot.position[0]].add(right[0])
-        return self.reorder(table)
+        return self.reorder(table.at[one_hot.position[0]].add(right[0]))
 
 
 def _clamp_indices(

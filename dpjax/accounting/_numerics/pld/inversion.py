@@ -316,5 +316,4 @@ def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Ar
     # The margin exceeds the rounding errors of the losses and of their sum.
     excess = -jnp.expm1(jnp.minimum(epsilon - largest_loss * (1 + 64 * ULP), 0.0))
     total = jnp.minimum(total, excess * (1 + 16 * ULP) + inf_mass * (1 + 64 * ULP))
-    total = jnp.where(variance > 0, jnp.inf, jnp.maximum(total, SMALL))
-    return jnp.log(total)
+    return jnp.log(jnp.where(variance > 0, jnp.inf, jnp.maximum(total, SMALL)))
