@@ -300,7 +300,8 @@ class Plan(RunParameters):
         """Make the private optimizer: add noise, divide by the batch size, apply inner.
 
         Args:
-          inner: any optax optimizer that does not read the data.
+          inner: an optax optimizer whose update needs only the gradients and the
+            parameters, and which does not read the data.
           key: one typed key, from `dpjax.random_key`, for this run alone. The sampler
             of the run may use the same key.
           buffer: for correlated noise with arithmetic="real", as for

@@ -148,9 +148,9 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
     has the users in the order of first appearance if the users are tuples or entries of
     a structured array, or if `numpy.asarray(users)` has dtype object, as for strings in
     a pandas column. Otherwise, the data set has the users in sorted order. A plan with
-    sampling="fixed" draws the users in the order of the data set. The guarantee of this
-    plan assumes that replacing one user leaves the positions of all other users
-    unchanged.
+    sampling="fixed", or with correlated noise and sampling="cyclic_poisson", uses the
+    positions of the users in the data set. The guarantee of this plan assumes that
+    replacing one user leaves the positions of all other users unchanged.
 
     Example:
       >>> import numpy as np
