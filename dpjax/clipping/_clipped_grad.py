@@ -470,10 +470,10 @@ def clipped_grad(
       the *sum* of clipped gradients, shaped like the arguments in argnums, in float32
       or wider. per_example is a `PerExample(loss f[b], norm f[b], aux)`. mask is
       bool[b]: an example whose mask is False contributes zero to grads, but its loss
-      and norm are reported unchanged. An example whose gradient is not finite
-      contributes zero. So does an example with activations so large that underflows
-      could change the sum (docs/clipping.md, "What is assumed"). With a clip norm above
-      2¹⁰⁰, every example contributes zero.
+      and norm are reported unchanged. An example contributes zero if its gradient is
+      not finite, if the norm overflows (in float32 beyond about 1e19 C), or if its
+      activations are so large that underflows could change the sum (docs/clipping.md,
+      "What is assumed"). With a clip norm above 2¹⁰⁰, every example contributes zero.
       `fn.sensitivity(adjacency)` is the L2 sensitivity of grads. The function may be
       jitted, scanned and sharded.
 
