@@ -35,8 +35,8 @@ class Toeplitz(NamedTuple):
     """The strategy C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k), L the shift by one step.
 
     C is the matrix of correlated noise C⁻¹z, where z is independent Gaussian noise.
-    This class is pure data and a pytree. `dpjax.correlated_noise` and the accountants
-    read the data.
+    This class is a pytree, and only holds the coefficients. `dpjax.correlated_noise`
+    and the accountants use them.
 
     Attributes:
       numerator: n_1, ..., n_p, f[p].

@@ -39,8 +39,8 @@ def by_position(data: Any) -> Any:
     """Convert the leaves of a tree of arrays to NumPy or JAX arrays.
 
     Raises:
-      ValueError: a leaf of another library does not hold numbers or booleans; a NumPy
-        array has masked entries.
+      ValueError: an array of a library other than NumPy and JAX has entries that are
+        neither numbers nor booleans; a NumPy array has masked entries.
     """
     leaves, treedef = jax.tree.flatten_with_path(data)
     return treedef.unflatten([_convert_array(path, x) for path, x in leaves])

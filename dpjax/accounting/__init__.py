@@ -1,4 +1,4 @@
-"""Privacy accountants: pure, jitted, vmappable and differentiable functions.
+"""Privacy accountants: pure functions that you can jit, vmap and differentiate.
 
 **Notions of privacy.** The notions in 1 to 3 convert to δ(ε) and ε(δ), and compose.
 The functions in 4 and 5 apply to every notion:

@@ -18,10 +18,11 @@ with u ~ N(0, 1), their likelihood ratio is 1 + y with y = q (e^z − 1) and z =
 
 A sum of positive numbers approximates E h(y), so that no precision is lost to
 cancellation, even where E h(y) is 1e-20. The integrand is h(y) e^{−u²/2} as a function
-of u. Where y is small, most of its mass is within a few units of the interval from 0 to
-2/σ. The integrand may have another bump at a u as large as a/σ. This bump is at least
-as wide as a unit Gaussian. The integrand is analytic for |Im u| < πσ. Its branch points
-are above and below the *crossing*, the real u at which q e^z = 1 − q.
+of u. In the region of small y, most of the integrand's mass is within a few units of
+the interval from u = 0 to u = 2/σ. The integrand may have another bump at a u as large
+as a/σ. This bump is at least as wide as a unit Gaussian. The integrand is analytic for
+|Im u| < πσ. Its branch points are above and below the *crossing*, the real u at which q
+e^z = 1 − q.
 
 The nodes are in three windows of u. One window covers small y, and the two others are
 on the two sides of the crossing. In all windows, the nodes are denser near the

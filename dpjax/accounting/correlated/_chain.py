@@ -44,9 +44,10 @@ _FEW_POSITIONS, _MAX_RATIO = 8, 0.995
 class Chain(NamedTuple):
     """Gaussian variables for consecutive steps of an epoch, with covariance κ + a ρ^d.
 
-    Here d is the distance of two steps. The steps are the positions that an example may
-    have. A chain X_{i+1} = ρ X_i + noise has the covariance a ρ^d, and a variable that
-    all positions share adds the covariance κ.
+    The steps are those in which an example may take part, here called positions. There
+    is one variable for each position, and d is the distance of two positions. A chain
+    X_{i+1} = ρ X_i + noise has the covariance a ρ^d, and a variable that all positions
+    share adds the covariance κ.
 
     Attributes:
       size: the number of positions, f[].

@@ -154,10 +154,10 @@ def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
 
     Raises:
       ValueError: num_steps is out of range; `rates` or `keep` has a length other than 1
-        and T; `workload` is not a workload; `strategy` is not a strategy, has more than
-        num_steps coefficients after the leading 1, or has a number of factors other
-        than num_steps; `strategy` is a tree, and `rates` or `keep` has more than one
-        value.
+        and T; `workload` is not a workload; `strategy` is not a strategy, or has more
+        than num_steps coefficients after the leading 1; `strategy` is a `Scaled` and
+        does not have exactly num_steps factors; `strategy` is a tree, and `rates` or
+        `keep` has more than one value.
 
     Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, where A C⁻¹ is
     the decoder B.

@@ -300,10 +300,11 @@ def _with_lengths(rows: jax.Array | OneHot) -> _Side:
 
 
 def _join_rows(sites: list[Factors]) -> list[Factors]:
-    """Join all `Factors` with one-hot left rows to one `Factors` at the list's end.
+    """Merge all `Factors` whose left rows are one-hot into the list's last element.
 
-    All elements of `sites` have rows of the same gradient. After the join, the right
-    rows with one-hot left rows can be added up by position in one table.
+    All elements of `sites` have rows of the same gradient. The merged `Factors` has
+    every right row whose left row is one-hot. So these right rows can be added to the
+    rows of one table.
     """
     dense = [f for f in sites if not isinstance(f.left, OneHot)]
     positions = [f.left.position for f in sites if isinstance(f.left, OneHot)]

@@ -114,8 +114,9 @@ class Rule(abc.ABC):
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The gradient of the operand, in the operand's shape.
 
-        By default the gradient is the product of `factors`, whose left rows must then
-        be arrays. A subclass may compute the same gradient in a cheaper way.
+        By default the gradient is the sum of the outer products of the rows from
+        `factors`. The left rows must then be an array and no `OneHot`. A subclass may
+        compute the same gradient in a cheaper way.
         """
         left, right = self.factors(others, cotangent)
         assert not isinstance(left, OneHot)

@@ -181,9 +181,10 @@ def _one_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
 def double(law: Law, tail: jax.Array) -> Law:
     """An upper bound, in convex order, on the mean of two independent ratios.
 
-    The argument law is the distribution of each of the two likelihood ratios. About the
-    mass `tail` below the new grid moves to the grid's first point and to 0. About this
-    mass above the new grid moves to the last point and to infinity.
+    The argument law is the distribution of each of the two likelihood ratios. The mass
+    below the new grid is at most about `tail`, and moves to the grid's first point and
+    to 0. The mass above the new grid is also at most about `tail`, and moves to the
+    last point and to infinity.
     """
     (first, spacing), masses = law
     mean_masses = _mean_of_two(masses, masses, jnp.asarray(0.5), spacing)
@@ -196,9 +197,9 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
 
     The likelihood ratio L has the distribution `law`. The lognormal variable has the
     mean one. Its log has the variance `variance`, which must be at least h² for the
-    spacing h of the law's grid. About the mass `tail` below the new grid moves to the
-    grid's first point and to 0. About this mass above the new grid moves to the last
-    point and to infinity.
+    spacing h of the law's grid. The mass below the new grid is at most about `tail`,
+    and moves to the grid's first point and to 0. The mass above the new grid is also at
+    most about `tail`, and moves to the last point and to infinity.
     """
     mass, zero, inf_mass = law.masses
     n = mass.size

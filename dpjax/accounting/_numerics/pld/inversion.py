@@ -41,13 +41,14 @@ from dpjax.accounting._numerics.pld.tilt import FREQUENCIES, SIDE, Parts, Tilt
 
 
 class Spectrum(NamedTuple):
-    """The Fourier transform of e^{λε} δ(ε), divided by E e^{λY}, without an atom.
+    """The Fourier transform of a part of e^{λε} δ(ε), divided by E e^{λY}.
 
-    Y is the sum of all losses, K(λ) = log E e^{λY}, and λ is the rate of the tilt. The
-    atom is a mass of one at 0, subtracted from the distribution of the sum of the
-    discrete losses. The Gaussian losses alone determine the atom's part of δ, which
-    `_bound_atom` bounds. The frequency t_j is in row j // SIDE and column j % SIDE of
-    the arrays f[SIDE, SIDE], where SIDE is a constant.
+    Y is the sum of all losses, K(λ) = log E e^{λY}, and λ is the rate of the tilt. A
+    mass of one at 0, here called the atom, is subtracted from the distribution of the
+    sum of the discrete losses. The transform is that of the part of δ that the rest of
+    this distribution contributes. The atom's part of δ depends only on the Gaussian
+    losses, and `_bound_atom` bounds this part. The frequency t_j is in row j // SIDE
+    and column j % SIDE of the arrays f[SIDE, SIDE], where SIDE is a constant.
 
     Attributes:
       tilt: the tilt λ, the period and the added Gaussian variance, f[] each.
@@ -57,7 +58,7 @@ class Spectrum(NamedTuple):
       real, imaginary: the two parts of the transform at t_j, f[SIDE, SIDE] each. Values
         at t_j > 0 are doubled, to count the values at −t_j.
       error: two numbers x and y, f[] each. `invert` returns the real part of the
-        inverse transform at ε, with an error of at most x + y |ε|.
+        inverse transform at ε, times the period, with an error of at most x + y |ε|.
       scale: a bound on the relative error of e^{K(λ)}, f[].
       inf_mass: an upper bound on the probability of an infinite loss, f[].
     """

@@ -353,11 +353,12 @@ def _match_root(component: Component, root: Root) -> list[MatchedSite] | None:
 
 
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
-    """The `Layout` of a root, without axes of size one.
+    """The `Layout` of a root, without the operand's axes of size one.
 
-    The root equals the operand of `site` except for the order of axes, axes of size
-    one, and the dtype. `axes` has, for each axis of the operand, the axis of the root.
-    The site's rule has the `Layout` of the operand.
+    The root is the array from which the operand of `site` is computed by steps that
+    only move axes, add or remove axes of size one, or change the dtype. For each axis
+    of the operand, `axes` has the axis of the root, or −1 for an added axis. The site's
+    rule has the `Layout` of the operand.
     """
     # If an operand differs between iterations, the axes of the iterations come first.
     stacked = sum(not loop.shared for loop in site.loops)
@@ -405,8 +406,9 @@ def _rows_cost(sizes: Sequence[Size]) -> int:
 
     The gradient of one array, which several equations use, is a sum of outer products
     of rows. `sizes` has the sizes of the rows at each equation. The norm needs the
-    inner products of all pairs of rows. But one-hot rows are added up by position. The
-    time to read and write the added rows is converted to multiplications.
+    inner products of all pairs of rows, except for pairs of equations with one-hot left
+    rows. The right rows of these equations are added to the rows of one table, and the
+    time to read and write this table is converted to multiplications.
     """
     total = sum(2 * _gradient_cost(one) for one in sizes if one.one_hot)
     for one, other in itertools.product(sizes, repeat=2):
