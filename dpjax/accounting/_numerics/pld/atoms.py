@@ -200,7 +200,7 @@ class _Groups(NamedTuple):
 
 
 def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
-    """Divide the integers around 0 into GROUPS groups, and sum over each group.
+    """Divide the integers around 0 into GROUPS groups, and compute the `_Groups`.
 
     The privacy loss decreases by `slope` from one integer to the next. At each end, the
     groups leave out integers on which the discrete Gaussian noise has at most the mass

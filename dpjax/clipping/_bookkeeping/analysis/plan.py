@@ -353,11 +353,11 @@ def _match_root(component: Component, root: Root) -> list[MatchedSite] | None:
 
 
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
-    """The `Layout` of a root, without axes of size one.
+    """The `Layout` of the root of a site's operand, without axes of size one.
 
-    The root equals the operand of `site` except for the order of axes, axes of size
-    one, and the dtype. `axes` has, for each axis of the operand, the axis of the root.
-    The site's rule has the `Layout` of the operand.
+    The root of an operand is an array that equals the operand except for the order of
+    axes, axes of size one, and the dtype. `axes` has, for each axis of the operand, the
+    axis of the root. The site's rule has the `Layout` of the operand.
     """
     # If an operand differs between iterations, the axes of the iterations come first.
     stacked = sum(not loop.shared for loop in site.loops)
