@@ -646,12 +646,12 @@ def bootstrap_quantiles(
         `auroc`. `bootstrap_quantiles` vmaps the function.
       scores_in: the scores with the example's participation, f[n].
       scores_out: the scores without the example's participation, f[m].
-      quantiles: the probabilities of the quantiles, f[*q], in [0, 1].
+      quantiles: the probabilities of the quantiles, f[q] or a number, in [0, 1].
       num_samples: the number of resamples, static, at least 1.
       key: one typed key, from which the function draws the resamples.
 
     Returns:
-      The quantiles, f[*q].
+      The quantiles, f[q], or f[] if `quantiles` is a number.
 
     Raises:
       ValueError: an argument is out of range.

@@ -19,7 +19,8 @@ a step. The two bounds are:
   any c.
 - On a set of diameter Δ, in noise standard deviations, one interpolated process is
   used. Before the last n steps, the runs are at most Δ apart. The noise of each of the
-  last n steps is split. Shifts (see `_minorant`) reduce the distance to zero, and cost
+  last n steps is split. Shifts (see `_minorant`) reduce the distance to zero. The cost
+  of all shifts together is that of a Gaussian mechanism whose GDP parameter is α times
   Δ c^n / sqrt(Σ_{i<n} c^{2i}). The bound is Theorem 4.10 for c = 1 and α = β.
 
 Every n and every split with 1/α² + 1/β² = 1 gives a valid bound. A Gaussian

@@ -178,10 +178,11 @@ def scheduled_cyclic_gd_mu(
         the distance of two iterates.
 
     Returns:
-      μ, f[], rounded up: the maximum over the positions of an example. The μ of a
-      position is the minimum of two bounds: the μ of the composition of all steps, and
-      the μ of `optimal_shift_mu`. μ is inf if the noise multiplier of any step is 0,
-      and for traced arguments out of range.
+      μ, f[], rounded up: the maximum over the positions that an example can have in an
+      epoch, which are the batches 0 to l − 1. The μ of a position is the minimum of two
+      bounds: the μ of the composition of all steps, and the μ of `optimal_shift_mu`.
+      μ is inf if the noise multiplier of any step is 0, and for traced arguments out of
+      range.
 
     Raises:
       ValueError: a static argument is out of range, an assumption fails, lengths

@@ -77,7 +77,8 @@ class Size(NamedTuple):
       rows: the number of outer products in the sum of a group.
       left: the number of entries of a left row a_t.
       right: the number of entries of a right row d_t.
-      one_hot: whether the left rows are unit vectors, stored as positions.
+      one_hot: whether the left rows are unit vectors, stored as the positions of their
+        entries 1.
     """
 
     groups: int
@@ -90,7 +91,8 @@ class Size(NamedTuple):
     def entries_per_row(self) -> int:
         """The number of stored entries of a left row and a right row together.
 
-        A left row that is a unit vector is stored as one position.
+        A left row that is a unit vector is stored as one number, the position of its
+        entry 1.
         """
         return (1 if self.one_hot else self.left) + self.right
 

@@ -172,7 +172,8 @@ def _one_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
 
     `masses` is the distribution of a likelihood ratio L = dP/dQ. Q has about the mass
     `tail` or less below the n points, and P has about this mass or less above the n
-    points.
+    points. The mass outside the n points moves, and the spacing of the grid may double,
+    as in `_window`.
     """
     grid, masses = _window(grid, jax.tree.map(lambda x: x[None], masses), tail, n)
     return Law(grid, jax.tree.map(lambda x: x[0], masses))
