@@ -106,8 +106,9 @@ class ClippedGrad(Generic[Params]):
     def _sum_in_float64(
         self, closed: jex.ClosedJaxpr, groups: Sequence[int], inputs: Inputs
     ) -> Summed:
-        """Sum in float64, for arithmetic="discrete", and collect per-example results.
+        """Sum the clipped gradients in float64, and collect the per-example results.
 
+        The method is for arithmetic="discrete".
         Each gradient is clipped to C / (1 + h), where C is the clip norm, and h is such
         that one example changes the rounding error of the sum by at most h C / (1 + h).
         So the computed floats of the sum have sensitivity C.

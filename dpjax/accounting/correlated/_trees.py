@@ -123,11 +123,18 @@ def _multiply_lognormal(
 def _covariances(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Upper bounds on the covariance of two positions, from a tree.
+    """Upper bounds on the covariances of an example's positions, from a tree.
 
-    Positions are steps of an epoch. A join of the tree combines two parts, and the tree
-    has copies around the circle of the n_b positions. The covariances are the entries
-    of `by_gap` at the gaps between parts and between copies.
+    A position is a step of an epoch in which the example may take part. Each position
+    has a Gaussian variable, and the covariance of two positions is the covariance of
+    their variables. Each join of the tree combines two sets of positions, its parts.
+    The bounds are the entries of `by_gap` at the gap between the two parts of a join,
+    and at the gap between two copies of the tree.
+
+    Args:
+      tree: the tree of positions, with copies around the circle of an epoch.
+      by_gap: the covariance of two positions by their distance around this circle.
+      n_b: the number of steps in an epoch, i[].
 
     Returns:
       For each join, the covariance of positions in different parts of the join, f[m];

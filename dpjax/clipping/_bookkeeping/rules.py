@@ -155,7 +155,10 @@ class Dense(Rule):
 
     @property
     def layout(self) -> Layout:
-        """The operand's batch axes as groups, contracted axes left, free axes right."""
+        """The operand's batch axes as groups, contracted axes left, free axes right.
+
+        `Layout` explains groups, left axes and right axes.
+        """
         return self._axes(self.position)
 
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
@@ -228,7 +231,8 @@ class Convolution(Rule):
     def layout(self) -> Layout:
         """Kernel offsets and input features as left axes, output features as right.
 
-        Feature groups have no axis of their own in the kernel.
+        `Layout` explains left axes and right axes. Feature groups have no axis of their
+        own in the kernel.
         """
         out_features, in_features, *window = self._spec.rhs_spec
         return Layout((), (*window, in_features), (out_features,))
@@ -390,7 +394,11 @@ class Gather(Rule):
 
     @property
     def layout(self) -> Layout:
-        """The indexed axis of the table as left axis, all other axes as right axes."""
+        """The indexed axis of the table as left axis, all other axes as right axes.
+
+        The left axis is the first axis of the gradient's matrix. The right axes are
+        flattened to the second axis.
+        """
         sizes = self.eqn.params["slice_sizes"]
         axes = range(len(self.shape))
         (axis,) = (i for i in axes if sizes[i] != self.shape[i])

@@ -181,11 +181,11 @@ def choose_window(
 ) -> tuple[jax.Array, jax.Array]:
     """The position of the n adjacent grid points to retain, and a spacing factor.
 
-    L = dP/dQ is a likelihood ratio, and k distributions of L share one grid. If n
-    points of this grid are not enough, the caller first doubles the spacing, so that n
-    points cover 2n points of this grid. If m <= 2n, each Q then has at most the mass
-    `tail` below the retained points, and each P has at most this mass above the
-    retained points.
+    L = dP/dQ is a likelihood ratio, and k pairs (P, Q) share one grid of m points. Each
+    Q has at most the mass `tail` below the retained points, and each P has at most this
+    mass above the retained points. If this requires more than n points, the caller
+    first doubles the spacing, so that n points of the new grid cover 2n points of this
+    grid. The doubled spacing is enough if m <= 2n.
 
     Args:
       grid: the grid of m points.

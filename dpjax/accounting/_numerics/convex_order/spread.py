@@ -152,8 +152,9 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """An upper bound, in convex order, on the mean of independent copies of a ratio L.
 
     The argument law is the distribution of the likelihood ratio L, and count is the
-    number of copies. Each doubling of the number of copies moves about the mass `tail`
-    at each end of the grid, as `double` does.
+    number of copies. Each doubling of the number of copies restricts the distribution
+    to a new grid. About the mass `tail` below this grid moves to the grid's first point
+    and to 0. About this mass above the grid moves to the last point and to infinity.
     """
     n = law.masses.mass.size
 
@@ -287,8 +288,10 @@ def allocation_upper_bound(
     In random allocation, an example takes part in one of num_steps steps, chosen
     uniformly at random. The ratio is the density of the outputs of all steps with the
     example, divided by their density without the example. This ratio is the mean of
-    num_steps independent ratios, one for each step. Each doubling of the number
-    of ratios moves masses of about `tail`, as `double` does.
+    num_steps independent ratios, one for each step. The mean is computed by repeated
+    doubling of the number of ratios. Each doubling restricts the distribution to a new
+    grid. About the mass `tail` below this grid moves to the grid's first point and to
+    0. About this mass above the grid moves to the last point and to infinity.
     """
     return mean(lognormal(1 / noise_multiplier**2, tail, POINTS), num_steps, tail)
 

@@ -142,7 +142,8 @@ class Component(NamedTuple):
     ) -> Callable[..., list[jax.Array]]:
         """Make the function that computes the operands from the leaves.
 
-        An operand is computed without the example, and meets the example at a site.
+        An operand is a value that is computed from parameter leaves alone, and then
+        meets the example in an equation.
 
         Args:
           others: the values of the inputs of `path` that follow the leaves. These
