@@ -162,7 +162,10 @@ def plus(x: jax.Array, more: jax.Array) -> jax.Array:
 
 
 def varying_axes(of: Any) -> frozenset[str]:
-    """The manual axes of `jax.shard_map` along which a value of this type varies."""
+    """The manual axes of `jax.shard_map` along which a value of the type `of` varies.
+
+    `of` is a type as `jax.typeof` returns it.
+    """
     return of.manual_axis_type.varying
 
 

@@ -68,10 +68,10 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
 def _scale_within_limit(
     updates: Shaped, step: jax.Array, num_steps: int, scale: ArrayLike
 ) -> tuple[Shaped, jax.Array]:
-    """The updates times the scale, and the number of steps done after this step.
+    """The updates times the scale, and the number of steps including this step.
 
-    The argument `step` is the number of steps done before. If `step` is at least
-    num_steps, the updates are NaN.
+    The argument `step` is the number of earlier steps. If `step` is at least num_steps,
+    the returned updates are NaN, and the returned number is num_steps + 1.
     """
     step = jnp.minimum(step, num_steps) + 1
     # Selecting between two scalars is cheaper than selecting between updates.

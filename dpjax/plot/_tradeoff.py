@@ -90,7 +90,12 @@ class Line(NamedTuple):
 def guarantee_lines(
     guarantees: Sequence[Any], labels: Sequence[str] | None, false_positive_rate: float
 ) -> list[Line]:
-    """Compute the trade-off curves of the given guarantees, as lines of a plot."""
+    """Compute the trade-off curves of the given guarantees, as lines of a plot.
+
+    Each line has a marker at the given false-positive rate. The line's label consists
+    of the guarantee's name and the maximum true-positive rate at the marker, rounded
+    up.
+    """
     validate.scalar("false_positive_rate", false_positive_rate)
     validate.open_unit("false_positive_rate", false_positive_rate)
     guarantees = [x.guarantee if isinstance(x, Plan) else x for x in guarantees]

@@ -1,10 +1,12 @@
 """Private accuracy, loss and AUC of a model on held-out data that is also private.
 
-Let each example have a value v, such as its loss, between 0 and a bound B. The example
-then contributes the centered value 2 v / B − 1, which is in [−1, 1]. At the same
-privacy, under ADD_REMOVE and ZERO_OUT, centering halves the noise in the mean. The
-reason is that an added example changes the sum of v − B / 2 by at most B / 2, but
-changes the sum of v by up to B.
+Loss and accuracy are means. Let each example have a value v between 0 and a bound B.
+For the loss, v is the example's loss, clipped to [0, B]. For the accuracy, B is 1, and
+v is 1 if the prediction is correct and 0 otherwise. The example then contributes the
+centered value 2 v / B − 1, which is in [−1, 1]. At the same privacy, under ADD_REMOVE
+and ZERO_OUT, centering halves the noise in the mean. The reason is that an added
+example changes the sum of v − B / 2 by at most B / 2, but changes the sum of v by up to
+B. The AUC is computed from noisy histograms of scores.
 """
 
 from typing import Any, NamedTuple

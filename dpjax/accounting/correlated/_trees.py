@@ -2,9 +2,10 @@
 
 A position is the step of an epoch in which an example takes part. The positions are the
 leaves of a tree. Two positions are joined into a pair, two pairs into a group of four,
-and so on. Each join leaves a gap between its two parts. The final group is repeated
-around the circle of an epoch. Positions in different parts of a join are at least the
-join's gap apart, so that their covariance is at most the covariance at that gap
+and so on. Each join leaves a gap between its two parts. The n_b steps of an epoch form
+a circle, in which the first step follows the last step. The final group is repeated
+around this circle. Positions in different parts of a join are at least the join's gap
+apart, so that their covariance is at most the covariance at that gap
 (docs/amplification.md). Let L be the likelihood ratio of the outputs with and without
 an example that has a random position of the tree. The distribution of L is computed
 from the leaves upwards. Each join computes the mean of two independent copies, and

@@ -3,9 +3,9 @@
 Derivatives treat grids as constants, since a grid changes how tight a bound is, but not
 whether the bound is valid.
 
-`combine_pairs` computes the distribution of the mean of two independent ratios from all
-pairs of grid points. `combine_copies` computes the distribution of the mean or product
-of many independent ratios, by repeated doubling of the number of ratios.
+`combine_pairs` computes the distribution of a weighted mean of two independent ratios
+from all pairs of grid points. `combine_copies` computes the distribution of the mean or
+product of many independent ratios, by repeated doubling of the number of ratios.
 """
 
 import math

@@ -1,15 +1,16 @@
 """Bounds for the pull-back of gradients from operands to parameter leaves.
 
-An operand is a value that is computed from parameter leaves alone, and then meets the
-example. A sum of gradients over the batch can be pulled back from operands to parameter
-leaves in one step. Each example then contributes the terms J_k g_k, where g_k is the
-example's gradient at operand k, and J_k is the transposed Jacobian of the operand by
-the leaves. These terms may cancel. Then the norm of the example's gradient does not
-bound the rounding errors of the terms, nor the rounding errors that large terms cause
-in a partial sum over several examples. Let |J_k| be the matrix that the computation of
-J_k gives if all its coefficients are replaced by their absolute values. The size
-‖|J_k||g_k|‖ of a term is at most ‖|J_k|‖ ‖g_k‖, with the spectral norm ‖|J_k|‖. So a
-bound on ‖|J_k|‖ gives bounds on both kinds of rounding errors.
+An operand is a value that is computed from parameter leaves alone, and that the loss
+then combines with a value that depends on the example. A sum of gradients over the
+batch can be pulled back from operands to parameter leaves in one step. Each example
+then contributes the terms J_k g_k, where g_k is the example's gradient at operand k,
+and J_k is the transposed Jacobian of the operand by the leaves. These terms may cancel.
+Then the norm of the example's gradient does not bound the rounding errors of the terms,
+nor the rounding errors that large terms cause in a partial sum over several examples.
+Let |J_k| be the matrix that the computation of J_k gives if all its coefficients are
+replaced by their absolute values. The size ‖|J_k||g_k|‖ of a term is at most ‖|J_k|‖
+‖g_k‖, with the spectral norm ‖|J_k|‖. So a bound on ‖|J_k|‖ gives bounds on both kinds
+of rounding errors.
 
 If the maps J_k only move entries, ‖|J_k|‖ is at most 1. Some other maps have a
 linearised program that only multiplies, adds and moves real numbers in float32 or
@@ -46,8 +47,8 @@ _SUPPORTED = frozenset(
 class PullBackBounds(NamedTuple):
     """Bounds for the pull-back of gradients from operands to parameter leaves.
 
-    An operand is a value that is computed from these leaves alone, and then meets the
-    example.
+    An operand is a value that is computed from these leaves alone, and that the loss
+    then combines with a value that depends on the example.
 
     Attributes:
       norms: for each operand k, an upper bound f[] of ‖|J_k|‖. Here J_k is the
@@ -68,7 +69,8 @@ def bound_pull_back(component: Component, inputs: Arrays) -> PullBackBounds | No
 
     Args:
       component: the parameter leaves, the operands (values that are computed from the
-        leaves alone and meet the example), and the computation from leaves to operands.
+        leaves alone, and then combined with values that depend on the example), and the
+        computation from leaves to operands.
       inputs: the values of the inputs of this computation, the leaves first.
 
     Returns:
