@@ -245,12 +245,13 @@ def _estimate(
 def best(
     by_gap: jax.Array, n_b: jax.Array, delta: jax.Array, num_epochs: jax.Array
 ) -> Tree:
-    """The tree of positions with the least estimate of the privacy loss of a run.
+    """The tree of `candidates` with the least estimate of the privacy loss of a run.
 
-    Positions are the n_b steps of an epoch, which form a circle. by_gap has the
-    covariance of two positions by their distance, divided by the square of the noise
-    multiplier. The run has num_epochs independent epochs. Any tree gives a valid bound,
-    so that an estimate is sufficient to choose a tree.
+    A tree joins positions into groups. Positions are the n_b steps of an epoch, which
+    form a circle. by_gap has the covariance of two positions by their distance, divided
+    by the square of the noise multiplier. The run has num_epochs independent epochs,
+    and delta is the target δ. Any tree gives a valid bound, so that an estimate is
+    sufficient to choose a tree.
     """
     by_gap, delta = jax.lax.stop_gradient((by_gap, delta))
     trees = candidates(by_gap, n_b)

@@ -108,9 +108,10 @@ _mu64 = float64("up", static=("bound", "cycle"), elementwise=True)(_mu)
 
 @float64("up", static=("cycle",), elementwise=True)
 def _rdp64(orders: jax.Array, tail: jax.Array, numbers: Numbers, *, cycle: Cycle):
-    """The Rényi divergence a μ²/2 for orders a, where μ is the smallest of all bounds.
+    """The bound a μ²/2 on the Rényi divergence of the last iterate, for orders a.
 
-    The tail is 1 plus the number of steps after the last step that uses the example.
+    Here μ is the smallest of this module's bounds on the GDP parameter (`_best`). The
+    tail is 1 plus the number of steps after the last step that uses the example.
     """
     mu = _mu(tail, numbers, bound=_best, cycle=cycle)
     finite = mu < jnp.inf

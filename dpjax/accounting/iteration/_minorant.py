@@ -134,8 +134,10 @@ def where(mask: jax.Array, x: _Record, y: _Record) -> _Record:
 def step_blocks(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
     """The block of each single step, from log weights, sensitivities and noise.
 
-    A step has the weight w = e^log_w, the sensitivity s and the noise standard
-    deviation tau. The block of the step has the rise w s and the run (w tau)².
+    A block is an edge of a greatest convex minorant. The rise and the run of the edge
+    are the vertical and the horizontal difference of the edge's two ends. A step has
+    the weight w = e^log_w, the sensitivity s and the noise standard deviation tau. The
+    block of the step has the rise w s and the run (w tau)².
     """
     # The weight is 2^e w with 1 <= w < 2, so that no product below overflows or
     # underflows because of the weight.

@@ -117,10 +117,11 @@ def _integer_points(sensitivity: int) -> np.ndarray:
 
     The integers go from 0 to the sensitivity. If the sensitivity exceeds the constant
     `INTERVALS`, the result has only INTERVALS + 1 of these integers, about evenly
-    spaced. At every ε that is the loss of an integer, discrete and continuous Laplace
-    noise have the same δ(ε). Between the losses of neighbouring integers, the δ(ε) of
-    discrete Laplace noise is linear in e^ε. If the result has all integers, the losses
-    from `_laplace` are therefore exact.
+    spaced. Each integer from 0 to the sensitivity is an outcome with a privacy loss. At
+    every ε that equals one of these losses, discrete and continuous Laplace noise have
+    the same δ(ε). Between the losses of neighbouring integers, the δ(ε) of discrete
+    Laplace noise is linear in e^ε. If the result has all integers, the losses from
+    `_laplace` are therefore exact.
     """
     count = min(sensitivity, INTERVALS)
     # The integers are of Python's type, because the product of two of them may exceed

@@ -128,7 +128,10 @@ class Plan(NamedTuple):
         return outside + max(inside, default=0)
 
     def inputs(self, invariants: Arrays) -> list[list[jax.Array]]:
-        """For each component, the values of the inputs of its `path`.
+        """For each component, the values of the inputs of its computation `path`.
+
+        `Component.path` computes the component's operands from its leaves, and from
+        other values that depend on no example.
 
         Args:
           invariants: the batch-invariant inputs, which depend on no example, parameter
@@ -186,7 +189,7 @@ def plan(
     outputs: Sequence[int] = (0,),
     keep_blocks: bool = False,
 ) -> Plan:
-    """Find the sites and components of a loss, and choose how to compute its norms.
+    """Find a loss's sites and components, and choose how to compute gradient norms.
 
     The loss is a function of the parameter leaves and the leaves of one example.
 
@@ -323,7 +326,8 @@ def match_sites(component: Component) -> list[list[MatchedSite]] | None:
     A site is an equation that combines a value computed from parameter leaves with the
     example. Sites are in one group if their values have the same root: an array that
     equals each of these values except for the order of axes, axes of size one, and the
-    dtype. The rows of all sites in a group form one list, whose outer products sum to
+    dtype. At each site, the gradient is a sum of outer products of left and right rows.
+    The pairs of rows of all sites in a group form one list, whose outer products sum to
     the gradient of the root. The result is None if the component has no roots, or if
     the rows of some group cannot form one list.
     """
