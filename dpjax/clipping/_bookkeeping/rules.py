@@ -154,7 +154,7 @@ class Dense(Rule):
 
     @property
     def layout(self) -> Layout:
-        """The operand's batch axes as groups, contracted axes left, free axes right."""
+        """Batch axes are group axes, contracted axes left axes, and free axes right."""
         return self._axes(self.position)
 
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
@@ -225,9 +225,12 @@ class Convolution(Rule):
 
     @property
     def layout(self) -> Layout:
-        """Kernel offsets and input features as left axes, output features as right.
+        """How the kernel's axes correspond to the axes of the gradient's matrices.
 
-        Feature groups have no axis of their own in the kernel.
+        The axes of the kernel's offsets and of the input features are left axes, and
+        the axis of the output features is the right axis. No axis is a group axis,
+        since the axis of the output features has the output features of all feature
+        groups, one group after the other.
         """
         out_features, in_features, *window = self._spec.rhs_spec
         return Layout((), (*window, in_features), (out_features,))
