@@ -170,7 +170,8 @@ def estimate(
     `run` has the other arguments of `amplified`, which are not checked.
 
     Returns:
-      The estimate, and the first point of a search for the exact noise multiplier.
+      The strategy with estimates of its noise multiplier and of its error, and the
+      first point of a search for the exact noise multiplier.
     """
     workload = check_workload(workload, run["num_steps"])
     best, start = _search(_Goal(workload, epsilon, delta, run))
@@ -181,7 +182,8 @@ def _search(goal: _Goal) -> tuple[Amplified, Start]:
     """Find the strategy with the least error, and estimate its noise multiplier.
 
     Returns:
-      The estimate, and the first point of a search for the exact noise multiplier.
+      The strategy with estimates of its noise multiplier and of its error, and the
+      first point of a search for the exact noise multiplier.
     """
     sampling, num_steps = goal.run["sampling"], goal.run["num_steps"]
     n_b = goal.run["steps_per_epoch"]

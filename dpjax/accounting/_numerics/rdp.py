@@ -191,8 +191,9 @@ class _Windows(NamedTuple):
     """The windows of u over which h(y) e^{−u²/2} is integrated.
 
     1 + y is the likelihood ratio at the outcome σu, with y = q (e^z − 1) and
-    z = (u − 1/(2σ)) / σ. The function h is h(y) = (1 + y)^a − 1 − a y, for the order a.
-    The first window, which covers small y, begins at −_TAIL.
+    z = (u − 1/(2σ)) / σ, for the sampling rate q and the noise multiplier σ. The
+    function h is h(y) = (1 + y)^a − 1 − a y, for the order a. The first
+    window, which covers small y, begins at −_TAIL.
 
     Attributes:
       highest: about the log of the integrand's maximum, for scaling, f[*b].

@@ -195,10 +195,12 @@ def _sum_products(x: jax.Array, y: jax.Array) -> jax.Array:
 def _ratio_bound(chain: Chain, states: Grid, spacing: jax.Array) -> RatioBound:
     """An upper bound, in convex order, on the likelihood ratio L of a Gaussian chain.
 
-    L leaves out the factor that all positions share. L is a sum of one term for each
-    position of the chain. `states` is the grid of the chain's values, and `spacing` is
-    the spacing of the grid of L. The loop over positions carries the probability of
-    each state, f[m], and of each pair of a state and a partial sum of L, f[m, n].
+    L is the mean of exp(X_i − a / 2) over the positions i of the chain, where X_i is
+    the chain's value at position i, and a is the variance of X_i. The factor of L that
+    comes from the variable that all positions share is left out. `states` is the grid
+    of the chain's values, and `spacing` is the spacing of the grid of L. The loop over
+    positions carries the probability of each state, f[m], and of each pair of a state
+    and a partial sum of L, f[m, n].
     """
     size, _, variance, decay = chain
     step = variance * (1 - decay) * (1 + decay)
@@ -261,9 +263,11 @@ def _ratio_bound(chain: Chain, states: Grid, spacing: jax.Array) -> RatioBound:
 def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
     """The privacy losses of a Gaussian chain, for both orders of the two data sets.
 
-    L is the likelihood ratio of the chain, without the factor that all positions share.
-    The losses are log L in the first order and −log L in the second order. `limits`,
-    f[2], has the last point of the grid of L for each order.
+    L is the mean of exp(X_i − a / 2) over the positions i of the chain, where X_i is
+    the chain's value at position i, and a is the variance of X_i. The factor of L that
+    comes from the variable that all positions share is left out. The losses are log L
+    in the first order and −log L in the second order. `limits`, f[2], has the last
+    point of the grid of L for each order.
     """
     size, decay = chain.size, chain.decay
     spacing = jax.lax.stop_gradient(limits) / (_SUMS - 1)

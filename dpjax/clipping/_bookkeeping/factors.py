@@ -399,8 +399,9 @@ def table_bounds(
       position: the position of each row.
       rows: the rows.
       lengths: upper bounds f[..., t] of the rows' norms.
-      sites: the number of gradients that the caller adds. The bounds also cover the
-        rounding errors of this addition.
+      sites: the number of gradients that the caller adds up. The table is one of these
+        gradients. `Table.square` and `Table.error` also cover the rounding errors of
+        the caller's sum.
     """
     slot = jnp.vectorize(_slot_indices, signature="(t)->(t)")(position)
     add = jnp.vectorize(

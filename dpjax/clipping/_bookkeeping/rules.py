@@ -229,7 +229,7 @@ class Convolution(Rule):
 
     @property
     def layout(self) -> Layout:
-        """Kernel offsets and input features as left axes, output features as right.
+        """How the kernel's axes correspond to the axes of the gradient's matrices.
 
         `Layout` explains left axes and right axes. Feature groups have no axis of their
         own in the kernel.

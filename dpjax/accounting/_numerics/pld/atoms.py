@@ -75,8 +75,8 @@ def randomized_response(event: Any, tail: jax.Array) -> DiscreteLosses:
 def laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of continuous Laplace noise, an `events.Laplace`.
 
-    All mass moves to evenly spaced outcomes between 0 and the sensitivity. The argument
-    tail is not used, since all losses are finite.
+    The mass of all other outcomes moves to evenly spaced outcomes from 0 to the
+    sensitivity. The argument tail is not used, since all losses are finite.
     """
     return _laplace(1 / event.scale, _EVEN_POINTS)
 
@@ -84,8 +84,9 @@ def laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
 def discrete_laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of discrete Laplace noise on an integer, an `events.DiscreteLaplace`.
 
-    All mass moves to the integers from 0 to the sensitivity, or to some of these
-    integers. The argument tail is not used, since all losses are finite.
+    The mass of all other outcomes moves to the integers from 0 to the sensitivity. If
+    the sensitivity exceeds the constant `INTERVALS`, the mass moves to INTERVALS + 1 of
+    these integers. The argument tail is not used, since all losses are finite.
     """
     sensitivity = max(event.sensitivity, 1)
     return _laplace(sensitivity / event.scale, _integer_points(sensitivity))

@@ -55,7 +55,9 @@ class PullBackBounds(NamedTuple):
         transposed Jacobian of the operand by the leaves, and |J_k| is computed from the
         absolute values of all coefficients.
       terms: an upper bound of the number of additions and products in the whole
-        pull-back, and so of the number of roundings between any operand and any leaf.
+        pull-back, where an operation on arrays counts as the operations for one entry.
+        So `terms` also bounds the number of roundings between any entry of an operand
+        and any entry of a leaf.
       dtype: the least precise dtype of the pull-back's computation.
     """
 
@@ -129,8 +131,10 @@ def _is_supported(eqn: jex.JaxprEqn) -> bool:
 def _count_operations(linear: jex.Jaxpr) -> int:
     """The number of additions and products in the transpose of a linear map.
 
-    All operations of the map count. So the result bounds the number of operations
-    between any input and any output.
+    A product of arrays counts as one product. The transpose of a broadcast sums the
+    copies of each entry, and counts as the additions for one entry. The operations on
+    all paths from inputs to outputs count. So the result bounds the number of
+    operations between any entry of an input and any entry of an output.
     """
     uses = [v for eqn in linear.eqns for v in eqn.invars if isinstance(v, jex.Var)]
     # The transpose adds the cotangents of all uses of a variable, with one addition for
