@@ -281,7 +281,10 @@ class LatticeProfile(NamedTuple):
         return jnp.asarray(np.minimum(total, 1.0), default_float())
 
     def _delta_increase(self, epsilon: ArrayLike) -> np.ndarray:
-        """The increase (1 + e^ε) total_variation of δ by discrete noise, rounded up."""
+        """The increase of δ by discrete noise, (1 + e^ε) τ, rounded up.
+
+        τ is the attribute `total_variation`.
+        """
         # For ε above about 709, e^ε overflows. The increase exceeds 1 at a smaller ε.
         power = np.exp(np.minimum(np.asarray(epsilon, np.float64), 700.0))
         return (1 + power) * self.total_variation * rounding.MARGIN

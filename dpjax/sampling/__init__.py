@@ -8,6 +8,9 @@ large data set, the time to sample one step is nearly proportional to the batch 
 except in `random_allocation_step`, where the time is proportional to the number of
 examples.
 
+If more than `max_batch_size` examples are drawn for a batch, only `max_batch_size` of
+these examples take part. Items 2 and 3 describe the batches that do not overflow.
+
 1. `Batch`: the indices of the examples that take part, and a mask that is False for
    padding.
 2. Samplers in which every example takes part a fixed number of times per epoch: k times

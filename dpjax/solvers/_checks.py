@@ -241,6 +241,8 @@ def check_last_iterate(
 ) -> int:
     """Check arguments of a solver that releases only its last iterate.
 
+    The entries of `setting` are the assumptions of the guarantee.
+
     Returns:
       The number of examples.
 

@@ -115,18 +115,21 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
         α δ ≤ α̂ δ̂ − |α̂ δ̂| + (|α̂| + e_α)(|δ̂| + e_δ) = P + 2 min(α̂ δ̂, 0)
 
     where P = (|α̂| + e_α)(|δ̂| + e_δ). The right-hand side has absolute value at most P.
-    So the rounding error of the sum of right-hand sides over t and s is at most a
-    relative rounding error times the sum of P. The inner product α of two one-hot rows
-    is 0 or 1. So the right rows of equal one-hot left rows are added up, without inner
-    products of all pairs.
+    The right-hand sides are added over t and s. So the rounding error of this addition
+    is at most the sum of P times another bound on relative rounding errors of sums. The
+    inner product α of two one-hot rows is 0 or 1. So the right rows of equal one-hot
+    left rows are added up, without inner products of all pairs.
 
     Two other computations have rounding errors: the scaling of rows, and the sum
     Σ_t a_t ⊗ d_t for the clipped sum. Their errors are at most γ″ Σ_t ‖a_t‖‖d_t‖, where
     γ″ is another bound on relative rounding errors. The bound on the norm includes
     these errors, and is at least `MIN_NORM_RATIO` = 1/512 times
     Σ_t ‖a_t‖‖d_t‖ / clip_norm. For one-hot rows, the smaller `Table.size` replaces
-    Σ_t ‖a_t‖‖d_t‖, and `Table.error` replaces the bound on the errors. All of this is
-    for one group. The result is the sum of the squared bounds of all groups.
+    Σ_t ‖a_t‖‖d_t‖, and `Table.error` replaces the bound on the errors.
+
+    The gradient has one matrix Σ_t a_t ⊗ d_t for each group, such as a feature group.
+    The bounds above are for one group. The result is the sum of the squared bounds on
+    the norms of all groups.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     sides = [(_with_lengths(f.left), _with_lengths(f.right)) for f in sites]

@@ -82,8 +82,9 @@ class Rule(abc.ABC):
     def size(self) -> Size:
         """The number and sizes of the rows whose outer products sum to the gradient.
 
-        The right rows of all groups together have as many entries as the equation's
-        output.
+        The gradient has one matrix for each group, which is a sum of outer products of
+        a left row and a right row. The right rows of all groups together have as many
+        entries as the equation's output.
         """
         groups, left, right = (
             math.prod(self.shape[i] for i in axes) for axes in self.layout
@@ -259,8 +260,9 @@ class Convolution(Rule):
         return Factors(jnp.concatenate(windows, axis=-1), self._pixels(cotangent))
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
-        """The kernel's gradient, by one product for each offset in the kernel's window.
+        """The kernel's gradient, by one matrix product for each offset in its window.
 
+        A product multiplies the input's pixels at one offset by the cotangent's pixels.
         The products are computed one after the other, so that the patches for all
         offsets are never stored together.
         """

@@ -1,4 +1,4 @@
-"""The losses of each type of event, and the valid range of its numbers."""
+"""The losses of each type of event, and checks that its numbers are valid."""
 
 import dataclasses
 import functools
@@ -161,7 +161,7 @@ _HARMLESS = {
 
 
 def domain(event: Any) -> Domain:
-    """The valid range of an event's numbers, as a `Domain`."""
+    """Whether the numbers of an event are valid, as a `Domain`."""
     if type(event) in _DOMAINS:
         return _DOMAINS[type(event)](event)
     domains = (
