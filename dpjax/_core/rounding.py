@@ -181,7 +181,11 @@ def round_down_float32(x: ArrayLike) -> float | jax.Array:
 
 
 def _convert_integers(x: ArrayLike) -> ArrayLike:
-    """Convert NumPy integers, of which JAX would keep 32 bits, to floats or an int."""
+    """Convert a NumPy integer to an int, and a NumPy array of integers to float64.
+
+    Without `jax_enable_x64`, JAX would keep only 32 bits of each integer. An array
+    without axes becomes an int. Other values are returned unchanged.
+    """
     if isinstance(x, np.generic | np.ndarray) and np.issubdtype(x.dtype, np.integer):
         return x.astype(np.float64) if x.ndim else x.item()
     return x

@@ -124,9 +124,10 @@ class RunGuarantee:
 
     @property
     def mu(self) -> float | None:
-        """The GDP parameter μ, for batches in order with arithmetic="real"; else None.
+        """The GDP parameter μ of a run with batches in a fixed or reshuffled order.
 
-        A run with batches in order and real arithmetic is one Gaussian mechanism.
+        With arithmetic="real", such a run is one Gaussian mechanism. For every other
+        sampling, and with arithmetic="discrete", the value is None.
         """
         mu = self.profile.mu
         return None if mu is None else float(np.asarray(mu))

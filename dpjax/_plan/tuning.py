@@ -114,7 +114,8 @@ def tune(
     the file of checkpoint.
 
     Reference: `accounting.selection` computes epsilon. Theorem 2 of Papernot and
-    Steinke (2022) is the first bound for this search.
+    Steinke (2022) bounds the Rényi divergences of this search, if the number of runs
+    has a truncated negative binomial distribution.
 
     Example:
       >>> from dpjax.accounting import gdp

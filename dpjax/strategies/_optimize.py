@@ -79,9 +79,10 @@ def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
     """The first column of a workload's matrix, at the mean rate and keep, f64[T].
 
     The column has the coefficients of rate · N(L) / (D(L) (1 − keep L)), where L is the
-    shift by one step. The polynomials N and D have the workload's numerator and
-    denominator as coefficients. rate and keep are the means of the workload's rates and
-    keep factors over the steps.
+    shift by one step. The polynomials N and D have the leading coefficient 1 and then
+    the workload's numerator and denominator as coefficients. rate and keep are the
+    means over the steps of the workload's `rates` and `keep`. Each step multiplies the
+    previous output by the step's entry of `keep`.
     """
     top, bottom = (np.append(1.0, np.asarray(x)) for x in workload[:2])
     rate, keep = (float(np.mean(np.asarray(x))) for x in workload[2:])
@@ -106,8 +107,8 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
 def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
     """A lower bound on the GDP parameter μ times the error, for all strategies.
 
-    Both μ and the error in the workload are at noise multiplier 1. The workload's rates
-    and keep factors must be the same in all steps. n_b is the number of steps per
+    Both μ and the error in the workload are at noise multiplier 1. The workload's
+    `rates` and `keep` must be the same in all steps. n_b is the number of steps per
     epoch.
     """
     from scipy.optimize import fminbound

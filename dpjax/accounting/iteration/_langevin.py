@@ -9,6 +9,10 @@ runs apart by r = L sqrt(η/2), and the diameter is Δ = D/sqrt(2η). A bound on
 uses only the last n steps is
 
     (c^n Δ + r(1 − c^n)/(1 − c))² (1 − c²)/(1 − c^{2n}).
+
+The exponential mechanism releases one sample from the density proportional to e^{−F} on
+the set. This is the stationary distribution of Langevin Monte Carlo in the limit of
+small η.
 """
 
 import jax

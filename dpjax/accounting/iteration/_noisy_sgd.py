@@ -315,8 +315,8 @@ def noisy_sgd_epsilon(
       steps as released, and is the minimum over up to 9 values of k. All bounds are
       computed with privacy-loss distributions (`accounting.pld`). ε is inf if the noise
       multiplier is 0, and for traced arguments out of range, with two exceptions. ε is
-      0 if only delta is out of range and at least 1. ε is also 0 if the noise
-      multiplier is inf and delta is 0.
+      0 if the noise multiplier is positive, delta is at least 1, and no other argument
+      is out of range. ε is also 0 if the noise multiplier is inf and delta is 0.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.

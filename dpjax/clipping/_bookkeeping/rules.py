@@ -30,8 +30,8 @@ from dpjax.clipping._bookkeeping.factors import Factors, OneHot, Size
 class Layout(NamedTuple):
     """How the axes of an array correspond to the axes of its gradient's matrices.
 
-    An equation is linear in the array. The array's gradient at this equation has one
-    matrix for each group.
+    The array is an input of an equation that is linear in this input. The array's
+    gradient at the equation has one matrix for each group.
 
     Attributes:
       groups: the axes of the groups: each index along these axes has its own matrix.

@@ -294,8 +294,8 @@ class Records(NamedTuple):
       records: for each site, the values of the equation's inputs except the operand,
         with a leading batch axis; empty if the site is not a `RuledSite`.
       cotangents: for each site, the cotangent of the tap, the array of zeros that is
-        added at the site. The cotangent has a leading batch axis, unless it is a sum
-        that a checkpointed block returns.
+        added to a value at the site. The cotangent has a leading batch axis, unless it
+        is a sum that a checkpointed block returns.
       inputs: the values from which the operands are computed, the parameter leaves
         first. These values depend on no example.
     """
@@ -310,9 +310,10 @@ def record_sites(
 ) -> tuple[list[jax.Array], Records]:
     """Run a loss forward and backward on a batch, and record inputs and cotangents.
 
-    A site is an equation that combines a parameter with the example. At each site, an
-    array of zeros, the tap, is added. The derivative with respect to the tap is the
-    cotangent at the site.
+    A site is an equation that combines a value computed from parameters alone, the
+    operand, with the example. At each site, an array of zeros, the tap, is added to a
+    value, such as the operand or the equation's output. The derivative with respect to
+    the tap is the cotangent at the site.
 
     Args:
       plan: the analysis of the loss.
@@ -321,7 +322,7 @@ def record_sites(
       at_blocks: how checkpointed blocks are evaluated, if the plan has any.
 
     Returns:
-      A list of the loss f[b] and the leaves of aux, f[b, ...]. The `Records`.
+      A list of the loss f[b] and the leaves of aux, f[b, ...]; and the `Records`.
     """
     axes = varying_axes(plan.scope.closed.out_avals[0])
     taps, forward = run_with_taps(plan, leaves, examples, axes, at_blocks)
