@@ -37,7 +37,9 @@ class Schedule(NamedTuple):
 def check_schedule(
     num_steps: int, steps_per_epoch: int, order: Order, adjacency: Adjacency
 ) -> Schedule:
-    """Check a run's parameters and return the `Schedule`, without `max_participations`.
+    """Check a run's parameters and return the `Schedule`.
+
+    In the result, `max_participations` is None.
 
     Raises:
       ValueError: a number is out of range, or adjacency is not an `Adjacency`. The

@@ -253,7 +253,7 @@ class Budget:
 
     @property
     def _mu(self) -> float:
-        """The maximum GDP parameter μ of all draws together, rounded down."""
+        """The limit on the GDP parameter μ of all draws together, rounded down."""
         # For fixed draws, the total uses all of δ.
         reserved = 0.0 if self.composition == "fixed" else self.slack
         with scope():

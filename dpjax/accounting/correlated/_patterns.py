@@ -11,10 +11,10 @@ weights are f[T], or f[1] if all weights are equal. The function `mu_of` compute
 GDP parameter μ from the bound.
 
 If an example takes part at most k times, then π is any subset of at most k steps of a
-pattern that the order allows. Let c be non-negative and non-increasing. For s <= t,
-(CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} increases neither with the gap t − s nor with t. The
-bound therefore never decreases if steps of π move to earlier steps and no gap grows.
-The steps of π are counted from 0.
+pattern that the order allows. Let c be non-negative and non-increasing, and let all
+weights be 1. For s <= t, (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} increases neither with the
+gap t − s nor with t. The bound therefore never decreases if steps of π move to earlier
+steps and no gap grows. The steps of π are counted from 0.
 
 - Let the steps of an example be at least n_b apart, as in a fixed order. The i-th step
   is then at step i n_b or later, and the gap of the i-th and the j-th step is at least
@@ -24,10 +24,10 @@ The steps of π are counted from 0.
   epoch. Then no element moves to a later step, and no gap between elements grows. The
   worst subset is therefore in the first k epochs.
 
-For a limit k, each weight is replaced by the largest weight at the same step or later.
-If a step moves to an earlier step, its weight then does not decrease. Any other
-sequence c is replaced by the least non-increasing sequence that is at least |c|. The
-replacements never reduce the bound.
+For a limit k and weights other than 1, each weight is replaced by the largest weight at
+the same step or later. If a step moves to an earlier step, its weight then does not
+decrease. Any other sequence c is replaced by the least non-increasing sequence that is
+at least |c|. The replacements never reduce the bound.
 """
 
 from collections.abc import Callable

@@ -305,11 +305,12 @@ def _with_lengths(rows: jax.Array | OneHot) -> _Side:
 
 
 def _join_rows(sites: list[Factors]) -> list[Factors]:
-    """Merge all `Factors` whose left rows are one-hot into the list's last element.
+    """Merge all `Factors` whose left rows are one-hot into one `Factors`.
 
-    All elements of `sites` have rows of the same gradient. The merged `Factors` has
-    every right row whose left row is one-hot. So these right rows can be added to the
-    rows of one table.
+    The result is a list of the other `Factors`, followed by the merged one if any. All
+    elements of `sites` have rows of the same gradient. The merged `Factors` has every
+    right row whose left row is one-hot. So these right rows can be added to the rows of
+    one table.
     """
     dense = [f for f in sites if not isinstance(f.left, OneHot)]
     positions = [f.left.position for f in sites if isinstance(f.left, OneHot)]
