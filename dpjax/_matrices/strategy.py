@@ -215,7 +215,7 @@ class Scaled(NamedTuple):
 
     Attributes:
       strategy: T.
-      factors: the factor of each step, f[T], for a run of T steps.
+      factors: the factor of each step, f[num_steps], for a run of num_steps steps.
     """
 
     strategy: Toeplitz
@@ -393,7 +393,10 @@ class StrategySpec(NamedTuple):
         return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
 
     def __str__(self) -> str:
-        """The matrix C as a phrase; a Toeplitz matrix as polynomials in the shift L."""
+        """The matrix C as a phrase.
+
+        A Toeplitz matrix is a quotient of polynomials in L, the shift by one step.
+        """
         if self.tree_decay is not None:
             return f"the matrix of the binary tree for momentum of {self.tree_decay}"
         top, bottom = (

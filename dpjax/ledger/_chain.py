@@ -40,7 +40,8 @@ def read(path: pathlib.Path) -> list[Line]:
     """Read and verify all lines of a chain; a file that does not exist has no lines.
 
     Raises:
-      ValueError: a line was changed, removed, inserted or moved, or the files are in a
+      ValueError: a line was changed, removed, inserted or moved; or the file and the
+        file `*.next` beside it, to which `append` first writes a new line, are in a
         state that neither a completed nor an interrupted write leaves.
     """
     _refuse_missing(path)

@@ -142,8 +142,8 @@ def _best_contracting_restart(y, start, m, period: int, epochs: int) -> jax.Arra
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. A restart right after a use ignores all
     steps up to this use. At a restart, the runs are at most r · start noise standard
-    deviations apart. The last use is the first of the last m steps, and c is the
-    Lipschitz constant of a step.
+    deviations apart. There are `epochs` uses, `period` steps apart. The last use is the
+    first of the last m steps, and c is the Lipschitz constant of a step.
     """
     runs = powers(2 * y, period)
     # A restart after the last use leaves one block: the m − 1 steps after this use.
@@ -165,8 +165,8 @@ def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. A restart right after a use ignores all
     steps up to this use. At a restart, the runs are at most r · start noise standard
-    deviations apart. The last use is the first of the last m steps, and e^y is the
-    Lipschitz constant of a step.
+    deviations apart. There are `epochs` uses, `period` steps apart. The last use is the
+    first of the last m steps, and e^y is the Lipschitz constant of a step.
 
     After a restart, each edge of the minorant is a block of steps. The candidates are
     the restarts for which the first edge contains all later uses, or all later uses

@@ -114,10 +114,11 @@ def _powers_minus_one(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Arra
 def _factor(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Factor:
     """The characteristic function φ of a step's privacy loss Y, tilted by λ = rate.
 
-    φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], at the frequencies t = 0, step, 2 step, … in a
-    square array. Every frequency is r + c, the first frequency r of a row plus an
-    offset c within the row. With x = e^{irY} − 1 and y = e^{icY} − 1, e^{i(r + c)Y} − 1
-    is xy + x + y. The mean of xy over the losses is a matrix product, for all r and c.
+    φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}]. The frequencies t = 0, h, 2h, … are in a
+    square array, where h is the argument `step`. Every frequency is r + c, the first
+    frequency r of a row plus an offset c within the row. With x = e^{irY} − 1 and
+    y = e^{icY} − 1, e^{i(r + c)Y} − 1 is xy + x + y. The mean of xy over the losses is
+    a matrix product, for all r and c.
     """
     # Weights of the tilted losses. All sums are of e^{itY} − 1, which is small for a
     # loss near zero, so that an atom at zero costs no digits.

@@ -239,7 +239,7 @@ def tail_quantile(tail: jax.Array) -> jax.Array:
 
 
 def find_ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
-    """The outcomes below and above which about the mass `tail` may be truncated, f[2].
+    """The outcomes below and above which a mass of about `tail` may be truncated, f[2].
 
     N(0, 1) has about this mass below the first outcome. The mixture (1 − q) N(0, 1) + q
     N(μ, 1), with the rate q, has about this mass above the second outcome.
@@ -268,8 +268,9 @@ def poisson_cells(
 ) -> Cells:
     """The `Cells` of P and Q, for outcomes between two ends.
 
-    About the mass `tail` of Q is below the first end, and about this mass of P is above
-    the last end. The docstring of `split` defines P and Q for mu, rate and mirror.
+    Q has a mass of about `tail` below the first end, and P has a mass of about `tail`
+    above the last end. The docstring of `split` defines P and Q for mu, rate and
+    mirror.
     """
     rate = raise_rate(rate)
     start, stop = find_ends(mu, rate, tail)
@@ -324,7 +325,7 @@ def poisson(
     ZERO_OUT, the dominating pair is (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in
     both orders. Under REPLACE, the pair is (1 − q) N(0, 1) + q N(μ, 1) against (1 − q)
     N(0, 1) + q N(−μ, 1). The second distribution is then the mirror image of the first
-    distribution, so that both orders have the same losses. About the mass `tail` is
+    distribution, so that both orders have the same losses. A mass of about `tail` is
     truncated at each end of the outcomes. `losses_of` maps the masses in intervals of
     outcomes to losses in both orders.
     """
@@ -396,7 +397,7 @@ def mixture_cells(event: Any, tail: jax.Array) -> Cells:
 def mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of an `events.GaussianMixture`, for both orders of the data sets.
 
-    About the mass `tail` is truncated at each end of the outcomes.
+    A mass of about `tail` is truncated at each end of the outcomes.
     """
     return end_losses(mixture_cells(event, tail))
 
@@ -407,7 +408,7 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     C_q(G_μ) is the curve of a μ-GDP mechanism on a random batch of fixed size, with the
     sampling rate q. The pair has the positive losses of (1 − q) N(0, 1) + q N(μ, 1)
     against N(0, 1), with the same masses. For each positive loss x, the loss −x has
-    e^{−x} times the mass of x. The rest of the mass has a loss of zero. About the mass
+    e^{−x} times the mass of x. The rest of the mass has a loss of zero. A mass of about
     `tail` moves to an infinite loss.
 
     Reference: Bok, Su and Altschuler (2024), Proposition D.4.

@@ -109,7 +109,8 @@ class Segment(NamedTuple):
     def description(self) -> Hashable:
         """A description, equal only for segments that compute the same function.
 
-        Segments with equal descriptions also add taps to the same values. The
+        Segments with equal descriptions also add taps to the same values. (A tap is an
+        array of zeros, and its cotangent is the cotangent of that value.) The
         description has no hash if a parameter of an equation has no hash.
         """
         taps = tuple(
