@@ -300,7 +300,8 @@ def of(event: events.Event) -> Profile:
       The `Profile`, whose bounds come from the accountant for this type of event.
 
     Raises:
-      ValueError: the total variation of an `OnLattice` event is negative or not finite.
+      ValueError: the total variation of an `OnLattice` event is negative or not finite;
+        the order or a number of a `CorrelatedGaussian` event is invalid.
 
     Example:
       >>> from dpjax.accounting import events

@@ -509,8 +509,10 @@ def _scale(
 ) -> jax.Array:
     """Compute the scale of each feature, the square root of its noisy variance.
 
-    The function first raises each variance to at least z clip_norm² / divisor, the
-    standard deviation of the noise in the variance with "real" arithmetic.
+    The function first raises each variance to at least z clip_norm² / divisor. With
+    "real" arithmetic, this minimum is the standard deviation of the noise in the
+    variance: z is the noise multiplier of the variances, and divisor is the number by
+    which the sum of squares was divided.
     """
     min_variance = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
     return jnp.sqrt(jnp.maximum(variances, min_variance))

@@ -181,18 +181,20 @@ def ratio(
 ) -> tuple[spread.Law, jax.Array]:
     """The likelihood ratio of a tree of positions, as a product of two random factors.
 
-    The likelihood ratio compares the outputs with and without an example that takes
-    part at a random position. The first result is the distribution of the first factor,
-    on a grid of n points that leaves out a probability of about `tail`. The second
-    factor is lognormal, and a Gaussian mechanism accounts for this factor. The second
-    result is the variance of the log of the second factor. by_gap has the covariance of
-    two positions by their distance around the circle of n_b positions, divided by the
-    square of the noise multiplier.
+    A position is a step of an epoch in which an example may take part. The likelihood
+    ratio compares the outputs with and without an example that takes part at a random
+    position of the tree. The first result is the distribution of the first factor, on a
+    grid of n points that leaves out a probability of about `tail`. The second factor is
+    lognormal, and a Gaussian mechanism accounts for this factor. The second result is
+    the variance of the log of the second factor. by_gap has the covariance of two
+    positions by their distance around the circle that the n_b steps of an epoch form,
+    divided by the square of the noise multiplier.
 
-    Each join multiplies the ratio by a lognormal factor, which all positions of the
-    join share. If the standard deviation of this factor's log is below the spacing of
-    the grid, the variance is added to the variance of the next join's factor, which
-    more positions share. This addition only increases covariances.
+    Each join of the tree combines two sets of positions, and multiplies the ratio by a
+    lognormal factor, which all positions of both sets share. If the standard deviation
+    of this factor's log is below the spacing of the grid, the ratio is not multiplied
+    by the factor. The variance of the factor's log is then added to that of the next
+    join's factor, which more positions share. This addition only increases covariances.
     """
     by_join, across = _covariances(tree, by_gap, n_b)
     following = jnp.append(by_join[1:], across)

@@ -93,7 +93,9 @@ def contraction_mu(
 def diameter_mu(
     sensitivity: ArrayLike, diameter: ArrayLike, *, batches_per_epoch: ArrayLike
 ) -> jax.Array:
-    """The published μ of convex losses on a bounded set, for at least Δ/r epochs.
+    """The published μ of noisy gradient descent for convex losses on a bounded set.
+
+    The μ holds for any number of epochs that is at least Δ/r.
 
     Args:
       sensitivity: r, the distance by which one example moves the result of a step,
