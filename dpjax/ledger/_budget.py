@@ -160,9 +160,9 @@ class Budget:
         Returns:
           The plan, which `draw` accepts with the same slack. The plan's GDP parameter
           is usually at least 99.8 % of the largest that the share allows, and then at
-          most 0.4 % of the share remains unused. With composition "fixed", let ε be the
-          total ε of the run and all draws. The same then holds for the GDP parameter of
-          the Gaussian mechanism that has this ε.
+          most 0.4 % of the share remains unused. With composition "fixed", these
+          percentages refer instead to the GDP parameter of the Gaussian mechanism that
+          has the same ε, at the budget's δ, as the run and all draws together.
 
         Raises:
           ValueError: share is out of range, or is too small for a plan with these

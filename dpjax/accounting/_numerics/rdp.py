@@ -136,6 +136,7 @@ def _peaks(
 ) -> tuple[jax.Array, jax.Array]:
     """The positions u of the maxima of a log(1 + y) − u²/2, on each side of a crossing.
 
+    σ = sigma is the noise multiplier, q is the sampling rate, and a is the Rényi order.
     1 + y is the likelihood ratio at the outcome σu, with y = q (e^z − 1) and z = (u −
     1/(2σ)) / σ. The crossing is the u at which q e^z = 1 − q. At a maximum, u = (a/σ)
     logistic(v) with v = (u − crossing) / σ. The result is the position to the left of
@@ -190,6 +191,7 @@ def _edge(
 class _Windows(NamedTuple):
     """The windows of u over which h(y) e^{−u²/2} is integrated.
 
+    σ is the noise multiplier, q is the sampling rate, and a is the Rényi order.
     1 + y is the likelihood ratio at the outcome σu, with y = q (e^z − 1) and
     z = (u − 1/(2σ)) / σ, for the sampling rate q and the noise multiplier σ. The
     function h is h(y) = (1 + y)^a − 1 − a y, for the order a. The first

@@ -156,7 +156,8 @@ class _Run(NamedTuple):
         i[]. If the run ends within its first epoch, `num_positions` is the number of
         steps of the run.
       epochs: the number of independent draws of a step, f[].
-      rate: the probability that the run contains the drawn step, f[].
+      rate: the probability that the run contains the step that the example picks, f[].
+        `rate` is below 1 only if the run ends within its first epoch.
     """
 
     noise_multiplier: jax.Array
@@ -205,10 +206,11 @@ def _epsilon_in_bins(
 ) -> jax.Array:
     """An upper bound on the ε of a run in which each example picks random steps, f[].
 
-    The theorem of docs/amplification.md proves the bound, for a run that contains the
-    drawn step. The function replaces the covariances of the steps that an example may
-    pick by the larger covariances of a tree (`_trees`). If `use_chain` is true and
-    `replace` is false, the result may be a smaller bound from a Gaussian chain
+    The theorem of docs/amplification.md proves the bound. The bound assumes that the
+    run contains the step that the example picks. A run that ends within its first epoch
+    may end before this step. The function replaces the covariances of the steps that an
+    example may pick by the larger covariances of a tree (`_trees`). If `use_chain` is
+    true and `replace` is false, the result may be a smaller bound from a Gaussian chain
     (`_chain`). `use_chain` must be false if the example has more than
     `_chain.MAX_POSITIONS` possible steps in an epoch. `replace` is true if the
     adjacency is REPLACE. The result is inf if delta or a number of the run is out of

@@ -224,10 +224,12 @@ def _estimate(
 ) -> jax.Array:
     """Estimate the privacy loss of a tree of positions on a coarse grid, f[].
 
-    by_gap and n_b are as for `ratio`. For one epoch, the result is an estimate of ε at
-    `delta`. For several epochs, the result is an estimate of the sum of the
-    Kullback-Leibler divergences in both directions for one epoch. All trees have the
-    same number of epochs, so that one epoch is sufficient to compare trees.
+    A tree joins positions into groups. A position is a step of an epoch in which an
+    example may take part. by_gap and n_b are as for `ratio`. If the run has one epoch,
+    the result is an estimate of ε at `delta`. If the run has several epochs, the result
+    is an estimate of the sum of the Kullback-Leibler divergences in both directions for
+    a single epoch. The number of epochs is the same for all trees, so that a single
+    epoch is sufficient to compare trees.
     """
     tail = 1e-4 * delta
     law, variance = ratio(tree, by_gap, n_b, tail, _COARSE_POINTS)

@@ -293,12 +293,14 @@ def _squared_mu(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array)
 def _best_mask(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     """A mask that is true at the step of the best restart, bool[T].
 
-    A restart after step k ignores all steps up to step k, and uses that the distance of
-    the two coupled runs after step k is at most `start`. The mask is false everywhere
-    if no restart reduces the bound on μ.
+    A restart after step k ignores all steps up to step k, and uses that the iterates on
+    the two data sets are at most `start` apart after step k. The mask is false
+    everywhere if no restart reduces the bound on μ.
 
-    A restart after step k replaces the blocks up to step k by one block with the rise
-    w_k · start and the run 0, where w_k is the weight of step k. The cost of the
+    A block of consecutive steps is an edge of a greatest convex minorant. The rise and
+    the run of a block are the vertical and the horizontal difference of the edge's two
+    ends. A restart after step k replaces the blocks up to step k by one block with the
+    rise w_k · start and the run 0, where w_k is the weight of step k. The cost of the
     restart is the sum of rise² / run over the edges of the new minorant. If the
     schedule has more than _MAX_RESTARTS steps, the function compares only the restarts
     after evenly spaced steps.

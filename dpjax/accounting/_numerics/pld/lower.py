@@ -7,10 +7,12 @@ is at least f(Y + G − c) wherever G <= c, because f increases:
 
     δ(ε) >= E f(Y + G − c) − E[f(Y + G − c); G > c].
 
-The first term is δ(ε + c) of Y + G. `inversion` computes the first term, but with a
-bounded error and with additional terms at ε + c + kL, for k ≠ 0 and the period L.
-Markov's inequality with the tilt λ bounds the second term. Markov's inequality with
-other tilts bounds the additional terms.
+The first term is δ(ε + c) of Y + G. The parameters of the inversion are its tilt: a
+rate λ, a period L and the variance v. `inversion` computes the first term, but with a
+bounded error and with additional terms at ε + c + kL, for k ≠ 0. By Markov's
+inequality, a multiple of E e^{λ(Y − ε)} bounds δ(ε) for any rate λ. This inequality
+with the rate of the tilt bounds the second term, and with other rates the additional
+terms.
 """
 
 from collections.abc import Callable, Sequence
