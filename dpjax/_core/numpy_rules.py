@@ -236,8 +236,8 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
 def _convolution(params: Mapping[str, Any]) -> Function:
     """Make a NumPy function for a convolution along one axis.
 
-    `params` has the parameters of the convolution's equation in a jaxpr, to which JAX
-    lowers `jax.numpy.convolve`.
+    `params` has the parameters of the convolution's equation in a jaxpr. JAX lowers
+    `jax.numpy.convolve` to such an equation.
     """
     dilations = (*params["lhs_dilation"], *params["rhs_dilation"])
     groups = params["feature_group_count"], params["batch_group_count"]

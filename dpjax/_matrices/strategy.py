@@ -385,9 +385,9 @@ class StrategySpec(NamedTuple):
     def toeplitz(self, num_steps: int) -> Toeplitz:
         """The Toeplitz matrix T of C = T diag(1 / f), for a run of num_steps steps.
 
-        The result has at most num_steps coefficients n_k, and at most num_steps
-        coefficients d_k. Further coefficients do not change the first num_steps rows of
-        C.
+        `StrategySpec` defines C and f. The result has at most num_steps coefficients of
+        the numerator, and at most num_steps coefficients of the denominator. Further
+        coefficients do not change the first num_steps rows of C.
         """
         rows = self.numerator, self.denominator
         return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))

@@ -464,7 +464,10 @@ def _sparse_style(number: int, count: int) -> dict:
 def _check_shapes(
     shapes: Sequence[ArrayLike], labels: Sequence[str] | None
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Check the shapes of a plot; return float64 arrays, and a label for each shape.
+    """Check the argument `shapes` of a plot; return float64 arrays, and their labels.
+
+    A shape is a linear map from white noise to the noise of T steps: a matrix f[T, k],
+    or the coefficients f[T] of a filter.
 
     Raises:
       ValueError: no shape is given; a shape is neither a matrix nor a vector; a shape

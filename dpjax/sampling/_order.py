@@ -191,10 +191,10 @@ def examples_at(key: jax.Array, n: int, positions: jax.Array) -> jax.Array:
     """The examples at given positions of a nearly uniform random order, i32[b].
 
     A sort permutes the first ⌈n/2^k⌉ positions, for the smallest k such that
-    ⌈n/2^k⌉ <= 2¹⁰ (`_SORTED`). If k > 0, positions from ⌈n/2⌉ to n − 1 take `rounds(n)`
-    rounds of random swaps. Positions from ⌈n/4⌉ to ⌈n/2⌉ − 1 take 2 `rounds(n)` rounds,
-    and so on, up to k `rounds(n)` rounds. The smallest given position determines the
-    number of rounds for all given positions.
+    ⌈n/2^k⌉ <= 2¹⁰ (`_SORTED`). If k > 0, `rounds(n)` rounds of random swaps move the
+    positions from ⌈n/2⌉ to n − 1. Twice as many rounds move the positions from ⌈n/4⌉ to
+    ⌈n/2⌉ − 1, and so on, up to k `rounds(n)` rounds. All given positions are computed
+    together, in the time that the smallest given position needs.
 
     Args:
       key: one typed key, which determines the order.

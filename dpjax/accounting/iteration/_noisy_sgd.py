@@ -129,8 +129,9 @@ def _releases_if_all_split(beta: jax.Array, n: jax.Array) -> _Releases:
 class _Bound(NamedTuple):
     """The static description of one of the two last-iterate bounds for a run.
 
-    A bound treats about the last n steps as subsampled releases. The noise variance is
-    split into a part 1/α² for the earlier steps and a part 1/β² for these releases.
+    A bound treats the last n or n + 1 steps as subsampled releases. The noise of the
+    last step or of all these steps is split. A part with 1/α² of the variance is for
+    the earlier steps, and a part with 1/β² of the variance is for the release.
 
     Attributes:
       early_cost: maps a step, n and the number of all steps to μ/α, where a Gaussian
@@ -150,8 +151,8 @@ class _Bound(NamedTuple):
 def _cost(n: jax.Array, rate: jax.Array, numbers: Numbers, bound: _Bound) -> jax.Array:
     """An approximation of μ² of a last-iterate bound, for every β in _SPLITS, f[200].
 
-    The bound treats about the last n steps as subsampled releases. The part of the
-    noise for these releases has 1/β² of the variance.
+    The bound treats the last n or n + 1 steps as subsampled releases. If the noise of
+    such a step is split, the part for the release has 1/β² of the variance.
     """
     step = jax.lax.stop_gradient(_setting.step(numbers, bound.assumed))
     # α² = β² / (β² − 1).

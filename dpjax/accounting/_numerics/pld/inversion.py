@@ -225,10 +225,10 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
 def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     """An upper bound on the atom's sum Σ_k g(ε + kL) e^{−K(λ)}, over all integers k.
 
-    A `Spectrum` omits the atom, a mass of one where the sum of the discrete losses is
-    0. Here g(ε) = e^{λε} δ(ε), with the δ(ε) of the Gaussian loss alone, and K(λ) = log
-    E e^{λY} for the sum Y of all losses. λ and L are the `rate` and the `period` of
-    `Tilt`.
+    The atom is a mass of one at 0. A `Spectrum` subtracts the atom from the
+    distribution of the sum of the discrete losses. Here g(ε) = e^{λε} δ(ε), with the
+    δ(ε) of the Gaussian loss alone, and K(λ) = log E e^{λY} for the sum Y of all
+    losses. λ and L are the `rate` and the `period` of `Tilt`.
     """
     rate, period = transform.tilt.rate, transform.tilt.period
     deviation = jnp.sqrt(transform.variance)

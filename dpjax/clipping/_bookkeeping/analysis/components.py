@@ -285,9 +285,12 @@ def _extract_path(
 ) -> jex.Jaxpr:
     """The equations that compute the given operands from the given leaves, as a jaxpr.
 
+    An operand is a value that is computed from parameter leaves alone, and that an
+    equation of the loss combines with the example. The first inputs of the result are
+    the given leaves. The other inputs are further variables that the equations read.
+
     Args:
-      jaxpr: the jaxpr from all parameter leaves to all operands, the values that meet
-        the example.
+      jaxpr: the jaxpr from all parameter leaves to all operands.
       made_by: for each computed variable, the index of its equation, and the equation.
       leaves: the variables of the given leaves.
       operands: the variables of the given operands.

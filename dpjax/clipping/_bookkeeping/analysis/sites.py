@@ -168,7 +168,8 @@ class Scope:
       scans: for each differentiated scan that an operand enters, the scope of the body,
         which may have no sites. The key is the index of the scan's equation.
       outputs: one site for each differentiated output of the jaxpr that is computed
-        from parameters alone. The tap gives this output one value for each example.
+        from parameters alone. An array of zeros, the tap, is added to this output. The
+        sum has one value for each example.
     """
 
     closed: jex.ClosedJaxpr
