@@ -100,12 +100,12 @@ def separated_steps(
 def reshuffled_order(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """An upper bound on the squared sensitivity of C x for one step in each epoch.
+    """An upper bound on the squared sensitivity of C x for a reshuffled order.
 
     C is the Toeplitz matrix `strategy` with columns scaled by `weights`, f[T] or f[1],
     and x are the sums of the steps. An example takes part in one step of each epoch,
-    which may be any step. The function replaces each weight by the largest weight of
-    the same epoch.
+    which may be any of the epoch's n_b steps. The function replaces each weight by the
+    largest weight of the same epoch.
     """
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jnp.max(_by_epoch(columns, n_b), axis=1)
@@ -174,9 +174,10 @@ def squares_by_position(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array
     """The squared sensitivity of C x for each position of an example, f[n_b].
 
     A is the Toeplitz matrix with the coefficients c, f[T]. C is A with each column
-    scaled by an entry of the weights w, f[T]. The sums of the steps are x. The steps π
-    of an example have the same position in every epoch. The entry for a position is
-    Σ_{s,t∈π} w_s w_t |(AᵀA)_st|, an upper bound where AᵀA has negative entries.
+    scaled by an entry of the weights w, f[T]. The sums of the steps are x. A position
+    is one of the n_b steps of an epoch. The steps π of an example have the same
+    position in every epoch. The entry for a position is Σ_{s,t∈π} w_s w_t |(AᵀA)_st|,
+    an upper bound where AᵀA has negative entries.
     """
     steps = jnp.arange(c.size)
 
@@ -275,14 +276,15 @@ def _bound_by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     C is the Toeplitz matrix that correlates the noise. An example takes part in one
     step of each epoch. The squared sensitivity is a sum of one term for each ordered
     pair of epochs. The term is (CᵀC)_st for the example's steps s and t in the two
-    epochs, multiplied by the entries of `weights`, f[E], for both epochs. Let g(k)
+    epochs, multiplied by the entries of `weights` for both epochs. `weights`, f[E], has
+    an entry for each of the E epochs. An epoch has n_b steps, its positions. Let g(k)
     bound (CᵀC)_st for the gap k = |t − s|. If the steps have the positions r_e and r_f
     in epochs e < f, their gap is (f − e) n_b + r_f − r_e.
 
     The positions are divided into at most _MAX_INTERVALS intervals. For adjacent
     epochs, the bound uses the least gap for r_e and r_f in two given intervals. For
     e <= f − 2, one bound uses the least gap for r_e in a given interval and any r_f.
-    Another bound uses the least gap for any r_e and r_f in a given interval. The
+    Another bound uses the least gap for r_f in a given interval and any r_e. The
     function uses the mean of the two bounds, in which each summand depends on the
     interval of one epoch. A dynamic program can therefore find the worst intervals.
     """

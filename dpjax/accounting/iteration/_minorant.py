@@ -58,8 +58,8 @@ class Minorants(NamedTuple):
     """For each step k, the greatest convex minorant of the steps k, …, T.
 
     The points of the minorant are (cumulative noise variance, cumulative sensitivity)
-    of the steps. The arrays have an entry for each of the T steps, and a last entry for
-    the empty minorant.
+    of the steps, with the weights of the module's docstring. The arrays have an entry
+    for each of the T steps, and a last entry for the empty minorant.
 
     Attributes:
       edge: the first edge of each minorant.
@@ -338,8 +338,8 @@ def schedule_mu(
     """The GDP parameter μ of the last iterate of one schedule, f[], rounded up.
 
     The Lipschitz constants, the sensitivities and the noise standard deviations of the
-    T steps are f[T], and the diameter is f[]. If bounded is false, the diameter is not
-    used.
+    T steps are f[T]. The diameter, f[], is that of a set that contains all iterates. If
+    bounded is false, the diameter is not used.
 
     The sensitivities are divided by the largest sensitivity, and the noise by the
     largest noise, so that no square overflows or underflows. μ for these ratios is
