@@ -269,7 +269,11 @@ def test_wrong_draws_raise():
     with pytest.raises(ValueError, match="share"):
         account.plan(**SIZES, share=1.5)
     rest = account.left.slack
-    for given in ({"slack": 2 * rest}, {"slack": rest, "arithmetic": "discrete"}):
+    for given in (
+        {"slack": 2 * rest},
+        {"slack": 0.5},
+        {"slack": rest, "arithmetic": "discrete"},
+    ):
         with pytest.raises(ValueError, match="the remaining slack"):
             account.plan(**SIZES, **given)
     spent = account.draw(events.Gaussian(account.left.mu))

@@ -147,6 +147,27 @@ def test_clip_norm_may_be_an_integer_beyond_32_bits():
         assert_close(total, expected, 1e-6)
 
 
+def test_narrow_clip_norm_reserves_a_part_for_rounding():
+    # In bfloat16, C / (1 + h) would be rounded to C.
+    def sums(bound):
+        fn = clipped_grad(jnp.vdot, bound, arithmetic="discrete", engine="vmap")
+        return fn(np.ones(1, np.float32), np.float32([[1e3], [1.0]]))[0]
+
+    bounds = jnp.bfloat16(1.5), np.float16(1.5), jnp.float16(1.5), 1.5
+    *totals, expected = jax.jit(lambda: [sums(bound) for bound in bounds])()
+    assert expected < 2.5 - 4e-6
+    np.testing.assert_allclose(np.stack(totals), expected[None], rtol=4e-7)
+
+
+def test_integer_clip_norm_does_not_widen_the_computation():
+    params, data = make_problem(3)
+    with jax.enable_x64(True):
+        for bound in (2, np.int64(2), np.array(2), jnp.asarray(2, jnp.int4)):
+            fn = clipped_grad(loss, bound)
+            _, per_example = jax.eval_shape(lambda *x: fn(*x), params, data)
+            assert per_example.norm.dtype == jnp.float32
+
+
 def test_clipped_norm_of_large_constant_gradient_is_within_bound():
     gradient = np.full(4_000_000, 0.1, np.float32)
     bounded, _ = jax.jit(clip)(gradient, 3.0)

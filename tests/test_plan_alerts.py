@@ -124,11 +124,14 @@ def lookups_and_integers(params, batch):
 
 
 def quotients_of_unsigned_integers(params, batch):
-    """(−u) / v + u / v, which is not zero for unsigned integers."""
-    u = jnp.round(jnp.abs(batch["x"][:, 0])).astype(jnp.uint8) + jnp.uint8(1)
-    v = jnp.uint8(2)
-    quotients = jax.lax.div(-u, v) + jax.lax.div(u, v)
-    return jnp.mean(quotients * _embed(params, batch["x"])[:, 0]) * params["scale"]
+    """Factors (−u) / v + u / v, which are not zero for unsigned integers."""
+    factors = _embed(params, batch["x"])[:, 0]
+    for dtype in (jnp.uint8, jnp.uint4):
+        u = 1 + jnp.round(jnp.abs(batch["x"][:, 0])).astype(jnp.int32)
+        u, v = u.astype(dtype), jnp.full(u.shape, 2).astype(dtype)
+        quotients = jax.lax.div(-u, v) + jax.lax.div(u, v)
+        factors *= quotients.astype(jnp.float32)
+    return jnp.mean(factors) * params["scale"]
 
 
 def _names_of_zero_gradients(gradient):

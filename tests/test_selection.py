@@ -359,7 +359,7 @@ def test_simulated_search_attains_the_attack():
 
 
 @pytest.mark.parametrize(
-    ("shape", "mean"), [(1e6, 1.5), (1e8, 3.0), (-0.98, 5.0), (-0.997, 3.0)]
+    ("shape", "mean"), [(1e6, 1.5), (1e8, 3.0), (-0.98, 5.0), (-0.99, 3.0)]
 )
 def test_total_variation_covers_extreme_shapes(shape, mean):
     law = selection.TruncatedNegativeBinomial(shape, mean)
@@ -384,6 +384,7 @@ def test_total_variation_covers_extreme_shapes(shape, mean):
         (lambda: selection.Fixed(0), "count"),
         (lambda: selection.TruncatedNegativeBinomial(-1.0, 3.0), "shape"),
         (lambda: selection.TruncatedNegativeBinomial(-0.999, 5.0), "shape"),
+        (lambda: selection.TruncatedNegativeBinomial(1e6, 800.0), "shape"),
         (lambda: selection.TruncatedNegativeBinomial(math.nan, 5.0), "shape"),
         (lambda: selection.epsilon(RUN, 0.0, repetitions=LAWS[0]), "delta"),
         (lambda: selection.epsilon(RUN, DELTA, repetitions=10), "repetitions"),

@@ -96,8 +96,7 @@ def expand_roots(roots: ArrayLike) -> jax.Array:
     The roots r_k are the reciprocals of the zeros of this polynomial in L. The result
     has as many coefficients as there are roots.
     """
-    factors = [-r[None] for r in jnp.asarray(roots)]
-    return functools.reduce(times, factors, jnp.zeros(0))
+    return functools.reduce(times, [-r[None] for r in jnp.asarray(roots)], jnp.zeros(0))
 
 
 def series(numerator: ArrayLike, denominator: ArrayLike, n: int) -> jax.Array:

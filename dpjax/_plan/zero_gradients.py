@@ -170,8 +170,8 @@ class _Evaluator:
         """
         name, sign = eqn.primitive.name, 1
         # Integer division has no sign rule: the smallest integer is its own negative.
-        whole = name == "div" and aval(eqn.invars[0]).dtype.kind in "iu"
-        if name in _ODD and not whole:
+        dtype = aval(eqn.outvars[0]).dtype
+        if name in _ODD and (name != "div" or jnp.issubdtype(dtype, jnp.inexact)):
             # (−x) · y and x · (−y) get one name and the sign −1.
             sign = math.prod(x.factor for x in inputs if not x.is_constant)
             inputs = [x if x.is_constant else x._replace(factor=1) for x in inputs]

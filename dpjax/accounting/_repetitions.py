@@ -19,8 +19,8 @@ from dpjax._core import validate
 from dpjax._core.float64 import ULP
 from dpjax._core.typing import ArrayLike, Key
 
-# The smallest γ. At a smaller γ, probabilities would underflow.
-_MIN_STOP = 1e-300
+# The smallest γ. The errors of the first probability grow with |log γ|.
+_MIN_STOP = 1e-100
 
 
 class _RandomRepetitions:
@@ -78,11 +78,11 @@ class _NegativeBinomial(_RandomRepetitions):
     def __post_init__(self) -> None:
         validate.above_one("mean", self.mean)
         super().__post_init__()
-        in_range = -1 < self.shape < math.inf
-        if not in_range or self._mean(_MIN_STOP) < self.mean:
+        in_range = -1 < self.shape < math.inf and self._mean(_MIN_STOP) >= self.mean
+        if not in_range or float(np.asarray(self.derivative(0.0))) < 1e-290:
             raise ValueError(
-                "shape must be finite and above -1, and the farther from -1 the larger "
-                f"the mean; got {self.shape!r} with the mean {self.mean!r}."
+                "shape must be finite and above -1, with γ >= 1e-100 and P(K = 1) >= "
+                f"1e-290; got shape {self.shape!r} and mean {self.mean!r}."
             )
 
     @functools.cached_property
@@ -145,7 +145,8 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
 
     Attributes:
       shape: η, above -1. η = 1 gives the distribution `Geometric`, and η = 0 gives
-        `Logarithmic`. The shape must not be so close to -1 that γ < 1e-300.
+        `Logarithmic`. Neither γ below 1e-100 nor P(K = 1) below 1e-290 is
+        allowed, so a shape near -1 or a large shape limits the mean.
       mean: E[K], above 1. The mean determines γ, the property `stop`.
 
     Reference: Papernot and Steinke (2022), Definition 1.

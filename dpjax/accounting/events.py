@@ -472,7 +472,7 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
     match from_dict(to_dict(event)):  # with Python numbers
         case Composed(steps):
             return dp.ComposedDpEvent([to_dp_event(x, adjacency) for x in steps])
-        case Repeated(one, float() | int() as count) if count % 1 == 0:
+        case Repeated(one, float() | int() as count) if count >= 0 and count % 1 == 0:
             return dp.SelfComposedDpEvent(to_dp_event(one, adjacency), int(count))
         case Gaussian(mu):
             # μ is sensitivity over noise standard deviation; μ = 0 releases nothing.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpjax._core import validate
@@ -169,6 +170,18 @@ def group_squares(
     return [upper_sum(parts) for parts in squares]
 
 
+def widen_bound(bound: ArrayLike) -> ArrayLike:
+    """A clip norm as a float, or as an array of at least float32.
+
+    JAX refuses Python integers beyond 32 bits. A narrow float would round the quotients
+    of the clip norm.
+    """
+    if isinstance(bound, int | np.integer):
+        return float(bound)
+    wide = jnp.result_type(bound) in (jnp.float32, jnp.float64)
+    return bound if wide else jnp.asarray(bound, jnp.float32)
+
+
 def clip_scales(
     squares: Arrays, clip_norms: Sequence[ArrayLike], mask: ArrayLike
 ) -> Scales:
@@ -186,8 +199,7 @@ def clip_scales(
     """
     for bound in clip_norms:  # an array would be broadcast, and count an example twice
         validate.scalar("clip_norm", bound)
-    # Floats, since JAX refuses Python integers beyond 32 bits.
-    clip_norms = [1.0 * bound for bound in clip_norms]
+    clip_norms = [widen_bound(bound) for bound in clip_norms]
     # XLA replaces the reciprocal of a number above 2¹²⁶ by 0.
     # If any entry is NaN or infinite, so is the sum of the squares. XLA would copy a
     # long sum into each of the many computations that use `finite`, but does not copy a

@@ -561,8 +561,7 @@ def clipped_grad(
         )
     return ClippedGrad(
         loss_fn=loss_fn,
-        # JAX refuses Python integers beyond 32 bits, but accepts floats of this size.
-        clip_norm=jax.tree.map(lambda bound: 1.0 * bound, clip_norm),
+        clip_norm=jax.tree.map(_clip.widen_bound, clip_norm),
         argnums=argnums if isinstance(argnums, int) else parameters,
         batch_argnums=batch_numbers,
         has_aux=has_aux,

@@ -214,7 +214,7 @@ class Budget:
             # The run's part of μ² changes almost like that of a Gaussian mechanism.
             if mu <= goal:
                 best = trial
-                if mu >= goal * (1 - _UNUSED):
+                if mu >= goal * (1 - _UNUSED) or mu == 0:
                     break
             aim = aim * (goal * (1 - _UNUSED / 2) / mu)
         if best is None:

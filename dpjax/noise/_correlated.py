@@ -215,8 +215,7 @@ def correlated_noise(
         private = jax.tree.map(
             lambda w, n: w + (n + nan_if_refused.astype(n.dtype)), wide, noise
         )
-        private = cast_like(private, updates)
-        return private, state._replace(step=step, memory=memory)
+        return cast_like(private, updates), state._replace(step=step, memory=memory)
 
     return transformation(init, update)
 

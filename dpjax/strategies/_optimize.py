@@ -86,8 +86,7 @@ def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
     """
     top, bottom = (np.append(1.0, np.asarray(x)) for x in workload[:2])
     rate, keep = (float(np.mean(np.asarray(x))) for x in workload[2:])
-    bottom = np.polymul(bottom, np.array([1.0, -keep]))
-    return rate * ratio(top, bottom, num_steps)
+    return rate * ratio(top, np.polymul(bottom, np.array([1.0, -keep])), num_steps)
 
 
 def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:

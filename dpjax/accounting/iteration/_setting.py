@@ -332,8 +332,7 @@ def excess(
     # product must still count as at most 2.
     large = high > 8 * ULP
     high = high + tolerance * upper
-    high = jnp.where(large, high, jnp.minimum(high, 0.0))
-    return jnp.maximum(low, high)
+    return jnp.maximum(low, jnp.where(large, high, jnp.minimum(high, 0.0)))
 
 
 def clipped_excess(

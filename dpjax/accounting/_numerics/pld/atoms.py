@@ -218,8 +218,7 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
         """Add the next integer of each group to the sums over the group."""
         j, mass, upper_part, mass_difference = state
         z = start + j
-        weight = jnp.exp(-0.5 * (z / stddev) ** 2)
-        weight = jnp.where(z <= reach, weight, 0.0)
+        weight = jnp.where(z <= reach, jnp.exp(-0.5 * (z / stddev) ** 2), 0.0)
         # The fraction of the mass that moves to the larger loss, which is at the start
         # of the group (`pairs`).
         decrease = jnp.expm1(-(size - j) * slope)

@@ -225,8 +225,7 @@ def divide_masses(
     # f, and f^(16) / f is about the 16th power of the distance from a mean or of μ.
     error = 64 * ULP + 1e-21 * relative**16
     merged = loss[:-1] - jnp.log1p(relative_change)
-    error = jax.lax.stop_gradient(error)
-    return Cells(loss, masses, merged, total, outside, error)
+    return Cells(loss, masses, merged, total, outside, jax.lax.stop_gradient(error))
 
 
 @jax.jit  # JAX traces each of the many calls faster
