@@ -212,7 +212,7 @@ def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
 
 
 def _has_word_pairs(key: Key, shape: Sequence[int]) -> bool:
-    """Whether the key is a Threefry key, and the shape has fewer than 2³² entries."""
+    """Whether the key is a Threefry key, and arrays of the shape have < 2³² entries."""
     return generator_name(key) == "threefry2x32" and math.prod(shape) < 2**32
 
 

@@ -19,11 +19,11 @@ of composition or of a closed form for the same run.
 2. `_minorant` has the optimal shifts of any schedule, computed from the last step to
    the first. `_periodic` has the optimal shifts in closed form, for identical steps of
    which every l-th uses the differing example.
-3. The algorithms are `_shifts` for arbitrary maps, for schedules of steps and noise,
-   and for the mean of δ over the positions that an example can have in an epoch;
-   `_cyclic_gd` for full batches and cycles of batches, and for full batches without
-   noise; `_noisy_sgd` for random batches; and `_langevin` for Langevin Monte Carlo and
-   the exponential mechanism.
+3. Four files have the bounds for the algorithms. `_shifts` has bounds for any noisy
+   maps, for schedules of steps and noise, and for the mean of δ over the positions that
+   an example can have in an epoch. `_cyclic_gd` has bounds for full batches, with or
+   without noise, and for cycles of batches. `_noisy_sgd` has bounds for random batches.
+   `_langevin` has bounds for Langevin Monte Carlo and the exponential mechanism.
 4. `published` has closed forms as published, for comparison.
 
 docs/iteration.md lists the assumptions that each bound needs.

@@ -69,7 +69,7 @@ def is_real(*arrays: Atom | jax.Array) -> bool:
 
 
 def is_inexact(*arrays: Atom | jax.Array) -> bool:
-    """Whether all arguments are floating-point or complex, and may have cotangents."""
+    """Whether all arguments are floating-point or complex, so may have cotangents."""
     return all(jnp.issubdtype(aval(x).dtype, jnp.inexact) for x in arrays)
 
 

@@ -1,11 +1,11 @@
 """Upper bounds in convex order, by mean-preserving spreads to points of a grid.
 
-The distribution of a likelihood ratio L = dP/dQ moves to grid points. Mass at u,
+The distribution of a likelihood ratio L = dP/dQ moves to grid points. Q's mass at u,
 between neighbouring points x < y, moves to y with probability (u − x) / (y − x), and to
-x otherwise. Mass at u below the first point x moves to x with probability u/x, and to 0
-otherwise. Let Q have the mass m at u above the last point x, so that P has the mass u m
-at u. Then Q's mass m and P's mass x m move to x, and P's remaining mass (u − x) m moves
-to infinity.
+x otherwise. Q's mass at u below the first point x moves to x with probability u/x, and
+to 0 otherwise. Let Q have the mass m at u above the last point x, so that P has the
+mass u m at u. Then Q's mass m and P's mass x m move to x, and P's remaining mass
+(u − x) m moves to infinity.
 """
 
 from typing import NamedTuple
@@ -299,9 +299,10 @@ def allocation_upper_bound(
 def replacement_tail(tail: jax.Array) -> jax.Array:
     """The mass to truncate at each end of a distribution before `replacement_losses`.
 
-    `replacement_losses` pairs a truncated mass m at the ratio 0 with the largest ratios
-    L, so that the mass m L has an infinite loss. The mass to truncate is therefore
-    smaller than `tail`, the mass that may move to an infinite loss.
+    Truncation moves a mass m to the ratio 0. `replacement_losses` pairs this mass with
+    the largest ratios. If these ratios are about L, the mass m L has an infinite loss.
+    The mass to truncate is therefore smaller than `tail`, the mass that may move to an
+    infinite loss.
     """
     return tail**1.5
 

@@ -1,10 +1,13 @@
 """Run a loss forward and backward once, and record activations and cotangents.
 
 A site is an equation that combines a value computed from parameters alone, the operand,
-with a value that depends on the example. At each site, an array of zeros, the tap, is
-added to a value of the loss. The cotangent of the tap is the cotangent of this value.
-The recorded arrays are the cotangents of all taps and, at sites with a rule
-(`RuledSite`), the inputs of the equation except the operand.
+with a value that depends on the example. Each site has a tap, an array of zeros. At a
+site with a rule (`RuledSite`), the tap is added to the equation's output. At a
+checkpointed block (`BlockSite`), the tap is an additional argument of the block, and
+the block's custom derivative returns norms or sums as the tap's cotangent. At any other
+site, the tap is added to the operand. The cotangent of a tap that is added to a value
+is the cotangent of this value. The recorded arrays are the cotangents of all taps and,
+at sites with a rule, the inputs of the equation except the operand.
 
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
 would batch, differentiate and transpose the equations of each block separately. So the
@@ -185,14 +188,15 @@ def run(
     """Evaluate a loss, or a scan's body, for one example, with taps at its sites.
 
     A site is an equation that combines a value computed from parameters alone, the
-    operand, with the example. A tap is an array of zeros that is added to a value at
-    the site. Under vmap, values that depend on no example stay unmapped. Values in a
-    scan's body are computed in each iteration, as in the loss itself.
+    operand, with the example. A tap is an array of zeros for one site. The module's
+    docstring says to which value a tap is added. Under vmap, values that depend on no
+    example stay unmapped. Values in a scan's body are computed in each iteration, as in
+    the loss itself.
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
       inputs: the values of the jaxpr's inputs, in one iteration of the scans around it.
-      taps: the array to add at each site, in the order of `scope.all_sites()`.
+      taps: the tap of each site, in the order of `scope.all_sites()`.
       at_block: the function that evaluates checkpointed blocks; None if there are no
         such blocks.
 
@@ -248,8 +252,8 @@ def _scan(
     """Evaluate a scan whose body has sites, for one example.
 
     A site is an equation that combines a value computed from parameters alone, the
-    operand, with the example. A tap is an array of zeros that is added to a value at
-    the site.
+    operand, with the example. A tap is an array of zeros for one site. The module's
+    docstring says to which value a tap is added.
 
     Args:
       eqn: the scan's equation.
