@@ -153,7 +153,8 @@ def _covariances(
 def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
     """The log of the second moment E L² of the likelihood ratio L for a tree.
 
-    L is the likelihood ratio of the outputs with and without an example that has a
+    A position is a step of an epoch in which an example may take part. L is the
+    likelihood ratio of the outputs with and without an example that takes part at a
     random position of the tree. L is the mean of exp(X_i − Var X_i / 2) over the
     positions i, for a Gaussian vector X with the covariances of the tree. E L² is
     therefore the mean of e^{Cov(X_i, X_j)} over all ordered pairs (i, j) of positions,
@@ -181,13 +182,13 @@ def ratio(
 ) -> tuple[spread.Law, jax.Array]:
     """The likelihood ratio of a tree of positions, as a product of two random factors.
 
-    The likelihood ratio compares the outputs with and without an example that takes
-    part at a random position. The first result is the distribution of the first factor,
-    on a grid of n points that leaves out a probability of about `tail`. The second
-    factor is lognormal, and a Gaussian mechanism accounts for this factor. The second
-    result is the variance of the log of the second factor. by_gap has the covariance of
-    two positions by their distance around the circle of n_b positions, divided by the
-    square of the noise multiplier.
+    A position is a step of an epoch. The likelihood ratio compares the outputs with and
+    without an example that takes part at a random position. The first result is the
+    distribution of the first factor, on a grid of n points that leaves out a
+    probability of about `tail`. The second factor is lognormal, and a Gaussian
+    mechanism accounts for this factor. The second result is the variance of the log of
+    the second factor. by_gap has the covariance of two positions by their distance
+    around the circle of n_b positions, divided by the square of the noise multiplier.
 
     Each join multiplies the ratio by a lognormal factor, which all positions of the
     join share. If the standard deviation of this factor's log is below the spacing of
