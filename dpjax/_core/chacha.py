@@ -201,7 +201,10 @@ def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.A
 
 @functools.partial(jax.jit, static_argnums=1)
 def split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Derive new keys, u32[*shape, 8], from blocks that `fold_in` does not use."""
+    """Derive new keys, u32[*shape, 8], from a key u32[8].
+
+    The new keys are parts of ChaCha20 blocks that `fold_in` does not use.
+    """
     return _children(key, numbers_of(shape), _SPLIT)
 
 

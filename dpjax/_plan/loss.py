@@ -42,7 +42,7 @@ class Alerts:
     """Warnings about zero gradients, each of which is issued at most once.
 
     Each function that `Plan.value_and_grad` or `Plan.metrics` returns has one `Alerts`,
-    which remembers which gradients the function has already checked.
+    which remembers the checks that the function has already made.
     """
 
     def __init__(self) -> None:

@@ -467,7 +467,8 @@ def train_shadows(
         models.
 
     Returns:
-      `Shadows`. The coins of different models are independent, as `one_run_mu_lower`
+      `Shadows`. All coins are independent. So an attack that knows the coins of the
+      other models does not know those of the attacked model, as `one_run_mu_lower`
       requires.
 
     Raises:

@@ -51,7 +51,7 @@ def chain_on_noisy_mean(
 def cast_updates_to_float32(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Make an optimizer that gives `inner` parameters and updates in float32 or wider.
+    """Wrap `inner` so that it gets parameters and updates in float32 or wider.
 
     The resulting updates are not cast back. Without the cast, the moments of bfloat16
     parameters would start in bfloat16 and become float32 in the first step. On a mesh,

@@ -153,7 +153,8 @@ def _covariances(
 def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
     """The log of the second moment E L² of the likelihood ratio L for a tree.
 
-    L is the likelihood ratio of the outputs with and without an example that has a
+    A position is a step of an epoch in which an example may take part. L is the
+    likelihood ratio of the outputs with and without an example that takes part at a
     random position of the tree. L is the mean of exp(X_i − Var X_i / 2) over the
     positions i, for a Gaussian vector X with the covariances of the tree. E L² is
     therefore the mean of e^{Cov(X_i, X_j)} over all ordered pairs (i, j) of positions,

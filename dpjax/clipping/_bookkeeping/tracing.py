@@ -53,7 +53,7 @@ def trace(
         It returns the loss of the example, and aux.
       parameters: the parameters' leaves.
       example: the types of the leaves of one example.
-      search: whether to search for communication. For the search in a call inside
+      search: whether to search for communication. If `trace` searches inside a
         `jax.shard_map`, the parameters must vary along all axes along which the loss
         varies. Otherwise, derivatives are sums over devices.
 
