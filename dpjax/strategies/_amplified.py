@@ -125,8 +125,9 @@ def amplified(
       has the least error among these strategies, up to a relative difference of about
       1/1000. The choice of the strategies is a heuristic. The noise multiplier is
       proven: at this noise multiplier, an accountant bounds the run's ε by the
-      requested ε. For cyclic Poisson sampling with p bands, the run must sample each
-      group at the rate p / n_b.
+      requested ε. For cyclic Poisson sampling and a strategy with p bands, the run must
+      divide the examples into p fixed groups. Step t must sample each example of group
+      t mod p independently with probability p / n_b.
 
     Raises:
       ValueError: an argument is out of range, or the workload is invalid for a run of
@@ -308,7 +309,8 @@ def _estimate_noise(
       limit: the search ends early if the strategy's error is probably above the limit.
 
     Returns:
-      The estimate, and the start of a search for a similar strategy.
+      The strategy with both estimates, and the first point of a search for the noise
+      multiplier of a similar strategy.
     """
     # The error is proportional to the noise multiplier.
     ratio = float(error(strategy, goal.workload, goal.run["num_steps"]))
@@ -359,11 +361,11 @@ def _best_bands(goal: _Goal, start: Start) -> tuple[Amplified, Start]:
 
     Args:
       goal: the workload, the target of ε, and the run.
-      start: the start of the first secant search.
+      start: the first point of the first secant search for a noise multiplier.
 
     Returns:
-      The strategy with its noise multiplier and error, and the start of a search for a
-      similar strategy.
+      The strategy with estimates of its noise multiplier and of its error, and the
+      first point of a search for the noise multiplier of a similar strategy.
     """
     num_steps = goal.run["num_steps"]
     best, start = _estimate_banded(goal, _making.independent(), start)
@@ -396,11 +398,11 @@ def _best_decay(goal: _Goal, start: Start) -> tuple[Amplified, Start]:
 
     Args:
       goal: the workload, the target of ε, and the run.
-      start: the start of the first secant search.
+      start: the first point of the first secant search for a noise multiplier.
 
     Returns:
-      The strategy with its noise multiplier and error, and the start of a search for a
-      similar strategy.
+      The strategy with estimates of its noise multiplier and of its error, and the
+      first point of a search for the noise multiplier of a similar strategy.
     """
     run = {name: x for name, x in goal.run.items() if name != "sampling"}
     order = "fixed" if goal.run["sampling"] == "random_bins" else "reshuffled"

@@ -160,11 +160,12 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
 def tree(decay: ArrayLike) -> Tree:
     """The strategy of the binary tree mechanism, for momentum with the given decay.
 
-    Put `optax.trace`, or another momentum with the same decay β, after this noise. The
-    momentum times 1 − β then has the same noise as `dpjax.tree_momentum`. In a run of T
-    steps, `dpjax.correlated_noise` stores ⌊log₂ T⌋ vectors with buffer="stored". With
-    buffer="regenerate", `dpjax.correlated_noise` stores no vector, and repeats one
-    earlier draw per step on average.
+    Let `dpjax.correlated_noise` add this strategy's noise, and put `optax.trace` with
+    the same decay β after it. The output of `optax.trace` times 1 − β then has the same
+    noise as `dpjax.tree_momentum`. In a run of T steps, `dpjax.correlated_noise` stores
+    ⌊log₂ T⌋ vectors with buffer="stored". With buffer="regenerate",
+    `dpjax.correlated_noise` stores no vector, and repeats one earlier draw per step on
+    average.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).

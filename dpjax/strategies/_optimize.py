@@ -345,10 +345,11 @@ class Optimized(Toeplitz):
 
     @functools.cached_property
     def bound(self) -> float:
-        """A lower bound on the attribute `product` of any strategy, or NaN.
+        """A lower bound on the error times μ of any strategy in the same run, or NaN.
 
-        The bound is NaN if the attribute `run` is None, or if the workload's `rates` or
-        `keep` has a separate number for each step.
+        The error and μ are as in the attribute `product`, which is their product for
+        this strategy. The bound is NaN if the attribute `run` is None, or if the
+        workload's `rates` or `keep` has a separate number for each step.
         """
         # The lower bound is proven only for workloads with the same numbers in every
         # step.

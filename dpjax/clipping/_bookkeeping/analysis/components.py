@@ -71,7 +71,7 @@ class Component(NamedTuple):
     Attributes:
       leaves: the indices of the parameter leaves.
       operands: the indices of the operands among all operands of the loss. The site of
-        an operand has the same index.
+        an operand has the same index among all sites of the loss.
       sites: the sites of the operands.
       path: the computation from the leaves to the operands, as a jaxpr. The jaxpr's
         first inputs are the leaves. The other inputs are treated as constants. No

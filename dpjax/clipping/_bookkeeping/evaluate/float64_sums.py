@@ -152,8 +152,9 @@ def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
 def _split_into_blocks(x: jax.Array) -> jax.Array:
     """Cut rows f[b, g, t, n] into blocks f[block, g, row, n], padded with zeros.
 
-    A block has rows of one example. But if each example has one row, a block has the
-    rows of up to `BLOCK` examples.
+    x has t rows f[n] for each example b and group g. A block has at most `ROWS` rows of
+    one example. But if each example has one row, a block has the rows of up to `BLOCK`
+    examples.
     """
     batch, groups, rows, size = x.shape
     if rows == 1:
