@@ -166,7 +166,9 @@ class VaryingState(NamedTuple):
 
 
 def clip_norm_of(state: Any) -> jax.Array:
-    """The next step's clip norm, from an optimizer state with a `VaryingState` in it.
+    """The next step's clip norm, for a plan whose clip norm follows a quantile.
+
+    The function reads the clip norm from the `VaryingState` in an optimizer state.
 
     Raises:
       ValueError: the state does not contain exactly one `VaryingState`.

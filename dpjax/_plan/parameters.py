@@ -255,7 +255,7 @@ class RunParameters:
         return np.diff(np.minimum([*starts, self.num_steps], self.num_steps)).tolist()
 
     def noises(self) -> np.ndarray:
-        """The noise of each step, in the units of a `Segment`, f64[num_steps]."""
+        """Each step's noise multiplier, divided by the run's, f64[num_steps]."""
         return np.repeat([segment.noise for segment in self.segments], self._lengths())
 
     def values_at(self, step: ArrayLike) -> StepValues:

@@ -67,10 +67,11 @@ class _RandomRepetitions:
 
 
 class _NegativeBinomial(_RandomRepetitions):
-    """A truncated negative binomial distribution of K, with parameters η and γ.
+    """A truncated negative binomial distribution of the number K of runs.
 
-    η is the attribute `shape`, and γ is the property `stop`. P(K = k) is proportional
-    to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, ….
+    The distribution has two parameters, η and γ. η is the attribute `shape`, and γ is
+    the property `stop`. P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!,
+    for k = 1, 2, ….
     """
 
     shape: float

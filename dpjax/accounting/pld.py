@@ -307,7 +307,8 @@ def discrete_gaussian(stddev: ArrayLike, sensitivity: int) -> PLD:
         integer, at least 0.
 
     Returns:
-      A `PLD`. The ε of the PLD is inf if σ is above about 1e7.
+      A `PLD`. The ε of the PLD is inf if σ is above a limit, which depends on δ: about
+      1e7 at δ = 1e-30, and about 2e7 at δ = 1e-5.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -316,7 +316,8 @@ def excess(
 ) -> jax.Array:
     """The Lipschitz constant of a gradient step without clipping, minus 1, rounded up.
 
-    If step_size · upper is above 2 by at most 8 roundings, the product counts as 2.
+    If step_size · upper is above 2 by at most 8 times the float64 machine epsilon, the
+    product counts as 2.
 
     The curvature of the loss is between `lower` and `upper`. `lower` is a sum of terms.
     The rounding error of `lower` is bounded by means of `scale`, the sum of the terms'

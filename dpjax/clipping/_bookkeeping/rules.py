@@ -215,7 +215,7 @@ class Convolution(Rule):
 
     @classmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether the input at `position` is the kernel of a real convolution.
+        """Whether the input at `position` is the kernel of a real-valued convolution.
 
         Convolutions with batch groups are excluded. JAX makes batch groups when it
         differentiates a grouped convolution by its kernel. So batch groups occur in

@@ -236,10 +236,10 @@ class Moves(NamedTuple):
 def _offsets(w: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance in log L from a grid point to its weighted mean with another point.
 
-    Let h be the grid's spacing in log L, and let w be the weight of the first point in
-    the mean. The second point is d grid points away from the first point. For each d
-    with −n < d < n, the distance is log(w + (1 − w) e^{hd}), in units of h/2,
-    f[2n − 1].
+    The grid points are likelihood ratios L, with the spacing h in log L. The first
+    point has the weight w in the mean, and the other point is d grid points above the
+    first point. For each d with −n < d < n, the distance is log(w + (1 − w) e^{hd}), in
+    units of h/2, f[2n − 1].
     """
     distance = spacing * jnp.arange(-(n - 1.0), n)
     return jnp.logaddexp(jnp.log(w), jnp.log1p(-w) + distance) / (spacing / 2)

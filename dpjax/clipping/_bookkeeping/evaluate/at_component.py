@@ -181,14 +181,16 @@ def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
 def row_squares(
     comparable: Shared, recorded: Records, clip_norm: ArrayLike
 ) -> list[jax.Array]:
-    """Upper bounds f[b] of ‖gradient‖² / C² at each root, from inner products of rows.
+    """For each root, bounds f[b] of ‖gradient‖² / C², from inner products of rows.
 
     A root is an array that one or more equations of the component combine with the
     example. An equation may use the root with its axes in another order, with axes of
-    size one added or removed, or in another dtype. The gradient is the sum of outer
-    products of rows of activations and cotangents. A bound is infinite or NaN if the
-    rows exceed the limit of `factors.mark_large`. The list is empty if the component
-    has no roots, or if the rows of several equations cannot be combined.
+    size one added or removed, or in another dtype. For each of the b examples, the
+    gradient with respect to the root is the sum of outer products of rows of
+    activations and cotangents. The list has an upper bound for each root, which is
+    infinite or NaN if the rows exceed the limit of `factors.mark_large`. The list is
+    empty if the component has no roots, or if the rows of several equations cannot be
+    combined.
 
     Args:
       comparable: the component: parameter leaves, and the equations that use them.
