@@ -119,11 +119,12 @@ def few_separated_steps(
 ) -> jax.Array:
     """An upper bound on the squared sensitivity of C x for k steps at least n_b apart.
 
-    The bound also holds for fewer than k steps, and for a fixed order, in which an
-    example has the same position in all epochs. The argument `largest`, f[E], has an
-    entry for each of the E epochs, and determines k. For the first k epochs, the entry
-    is the largest weight of any step from the beginning of the epoch on. For all other
-    epochs, the entry is 0.
+    C is the Toeplitz matrix `strategy` with each column scaled by the weight of its
+    step, and x are the sums of the steps. The bound also holds for fewer than k steps,
+    and for a fixed order, in which an example has the same position in all epochs. The
+    argument `largest`, f[E], has an entry for each of the E epochs, and determines k.
+    For the first k epochs, the entry is the largest weight of any step from the
+    beginning of the epoch on. For all other epochs, the entry is 0.
     """
     c = _majorant(strategy.coefficients(num_steps))
     # Σ_i (Σ_e W_e c_{i−e n_b})² for the steps 0, n_b, 2 n_b, …, where W is `largest`.
@@ -136,8 +137,9 @@ def few_reshuffled_steps(
 ) -> jax.Array:
     """An upper bound on the squared sensitivity of C x for k steps in distinct epochs.
 
-    The bound also holds for fewer than k steps. An example may take part in any step of
-    an epoch. The argument `largest`, as for `few_separated_steps`, determines k.
+    C and x are those of `few_separated_steps`. The bound also holds for fewer than k
+    steps. An example may take part in any step of an epoch. The argument `largest`, as
+    for `few_separated_steps`, determines k.
     """
     c = jnp.abs(strategy.coefficients(num_steps))
     if strategy.num_vectors > 1:
