@@ -352,7 +352,7 @@ def _next_point(
 def find_bracket(
     first: Point, second: Point
 ) -> tuple[jax.Array, jax.Array, Point, Point]:
-    """Sort the two points that `bracket` returned by the sign of the function.
+    """Tell which of the two points that `bracket` returned is bad, and which is good.
 
     Returns:
       Four values: whether the function changes its sign between the points; whether the

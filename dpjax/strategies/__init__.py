@@ -19,8 +19,8 @@ C⁻¹ alone (`accounting.correlated.error`).
 4. `amplified` searches for the best strategy for batches that are drawn at random.
 
 The data types of strategies are in the package `_matrices`, which training and
-accounting import. The searches in this package call the accountants. So training must
-not import this package.
+accounting import. Training must not import the accountants, and the searches in this
+package call the accountants. So training must not import this package.
 """
 
 from dpjax._matrices.strategy import Scaled as Scaled

@@ -52,7 +52,9 @@ class OneHot(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The rows of one example's gradient Σ_t a_t ⊗ d_t at one equation.
+    """The vectors a_t and d_t of one example's gradient Σ_t a_t ⊗ d_t at one equation.
+
+    The vectors a_t are called left rows, and the vectors d_t are called right rows.
 
     Attributes:
       left: the left rows a_t, f[..., g, t, n], for each of g groups. Each group has its
