@@ -127,7 +127,7 @@ def stddev(
 
 
 def number(value: ArrayLike) -> float:
-    """Convert a scalar of a setting to a Python float, without rounding."""
+    """Convert a scalar entry of a `Setting` to a Python float, without rounding."""
     return float(np.asarray(value))
 
 

@@ -117,7 +117,7 @@ def _train(
     loss_fn: LossFn,
     run: _checks.Epochs,
 ) -> tuple[Params, Curve]:
-    """Train, and return the last parameters and the curve.
+    """Train, and return the last parameters and the `Curve` of all steps.
 
     Runs that differ only in the values of traced arguments share one compiled
     program.

@@ -39,8 +39,9 @@ _COARSE_POINTS = 128  # the number of grid points for the comparison of trees
 class Tree(NamedTuple):
     """A tree that joins positions, and its copies around the circle of an epoch.
 
-    A position is a step of the epoch in which an example may take part. Join j combines
-    two parts of 2^j positions each.
+    A position is a step of the epoch in which an example may take part. The steps of an
+    epoch form a circle, in which the first step follows the last step. Join j, counted
+    from 0, combines two parts of 2^j positions each.
 
     Attributes:
       gaps: the distance between the two parts of each join, i[m]. Entries from index
@@ -67,8 +68,8 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
     trees are stacked along a new first axis.
 
     Args:
-      by_gap: the covariance of two positions by their distance around the circle of an
-        epoch, padded with zeros beyond the largest distance, f[m].
+      by_gap: the covariance of two positions by their distance around the circle that
+        the steps of an epoch form, padded with zeros beyond the largest distance, f[m].
       n_b: the number of steps in an epoch, i[].
     """
     # Settings that differ only in unused joins give the same tree. Such settings have
@@ -133,7 +134,8 @@ def _covariances(
     and at the gap between two copies of the tree.
 
     Args:
-      tree: the tree of positions, with copies around the circle of an epoch.
+      tree: the tree of positions, with copies around the circle that the steps of an
+        epoch form.
       by_gap: the covariance of two positions by their distance around this circle.
       n_b: the number of steps in an epoch, i[].
 
@@ -162,8 +164,8 @@ def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
 
     Args:
       tree: the tree of positions.
-      by_gap: the covariance of two positions by their distance around the circle of an
-        epoch, divided by the square of the noise multiplier, f[m].
+      by_gap: the covariance of two positions by their distance around the circle that
+        the steps of an epoch form, divided by the square of the noise multiplier, f[m].
       n_b: the number of steps in an epoch, i[].
     """
     by_join, across = _covariances(tree, by_gap, n_b)

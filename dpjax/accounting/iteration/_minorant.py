@@ -151,8 +151,9 @@ def step_blocks(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
 def suffix_minorants(blocks: Block) -> Minorants:
     """For each step k, the greatest convex minorant of the steps k, …, T.
 
-    The points of the minorant are (cumulative run, cumulative rise) of these steps. The
-    argument `blocks` has the block of each single step (`step_blocks`).
+    The points of the minorant are (cumulative noise variance, cumulative sensitivity)
+    of these steps, with the weights of the module's docstring. The argument `blocks`
+    has the block of each single step, as `step_blocks` computes it.
     """
     steps = blocks.rise.shape[0]
     # The empty minorant is an edge with a run of 0, which no edge absorbs.

@@ -11,9 +11,9 @@ row d_t, f[p], has entries of the cotangent of the equation's output. The index 
 over the rows, which are sequence positions, pixels or iterations. The length of a row
 is its Euclidean norm.
 
-**One-hot rows.** A left row may be a unit vector. The position of its entry 1 selects a
-row of a table. Right rows with the same position are then added up, in a table with
-one row for each distinct position.
+**One-hot rows.** A left row may be a unit vector. The position of its entry 1 then
+selects the row of the matrix to which the right row is added. Right rows with the same
+position are added up in a shorter table, with one row for each distinct position.
 """
 
 import math
@@ -221,12 +221,14 @@ def mark_large(factors: Factors, clip_norm: ArrayLike, swapped: bool) -> Factors
     example with an infinite entry is infinite or NaN, so that the example contributes
     zero. XLA replaces numbers below tiny (2⁻¹²⁶ in float32) by zero. If entries of
     scaled cotangents are replaced, a sum of T outer products f[n, p] in each of g
-    groups changes by at most tiny √(gnp) T times the largest activation. The limit of
-    this change is 2⁻³² clip_norm. Hence the changes at a thousand equations add up to
-    less than 2⁻²² clip_norm. XLA also replaces the reciprocal of a number above
-    1 / tiny by zero. So activations also have the limit 2¹⁰⁰. Cotangents have the limit
-    2¹⁰⁰ if they will be the left rows of `square_norm` (`swapped`). An activation whose
-    cotangents are all zero has no limit.
+    groups changes by at most tiny √(gnp) T times the largest activation. If this bound
+    exceeds 2⁻³² clip_norm for the largest activation of a left row, the right row that
+    belongs to this left row becomes infinite. Hence the changes at a thousand equations
+    add up to less than 2⁻²² clip_norm. XLA also replaces the reciprocal of a number
+    above 1 / tiny by zero. So the right row also becomes infinite if an activation of
+    the left row exceeds 2¹⁰⁰. If the cotangents will be the left rows of `square_norm`
+    (`swapped`), each cotangent above 2¹⁰⁰ becomes infinite, too. Cotangents that are
+    zero stay zero in all these cases.
     """
     left, right = factors
     # The largest entry of a unit vector is 1.

@@ -98,10 +98,10 @@ def normal(
 def rounding(n: int, count: jax.Array) -> jax.Array:
     """A bound on the relative rounding error of each mass from `combine_copies`.
 
-    `combine_copies` computes the mean or product of count independent likelihood ratios
-    on n grid points. Each doubling of the number of ratios sums products of two masses
-    over about 2n pairs of points. The relative errors of the two factors of a product
-    add up.
+    `combine_copies` computes the mean or product of `count` independent likelihood
+    ratios on n grid points. Each doubling of the number of ratios sums products of two
+    masses over about 2n pairs of points. The relative errors of the two factors of a
+    product add up.
     """
     return ULP * (4.0 * n + 128) * count
 
@@ -138,7 +138,7 @@ Combine = Callable[[Law[_Masses], _Masses, jax.Array], Law[_Masses]]
 def combine_copies(
     combine: Combine[_Masses], law: Law[_Masses], identity: _Masses, count: jax.Array
 ) -> Law[_Masses]:
-    """The distribution of a mean or product of count independent likelihood ratios.
+    """The distribution of a mean or product of `count` independent likelihood ratios.
 
     The state of the loop has the distributions for c and for c + 1 ratios, on the same
     grid. From these two distributions, an iteration computes the distributions for 2c +

@@ -184,7 +184,8 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
 
     `parts` has the discrete losses and the number of steps of each mechanism. The
     Gaussian mechanism has μ² = variance. The result is 0 for ε = ∞, and 1 for ε < 0 and
-    for NaN. If there are discrete losses, the result at finite ε is at least SMALLEST.
+    for NaN. If there are discrete losses, the result at finite ε is at least
+    `SMALLEST`, a tiny constant below which the bound would not be tight.
     """
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     safe = jnp.where(inside, epsilon, 1.0)

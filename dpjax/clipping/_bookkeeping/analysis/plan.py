@@ -434,8 +434,8 @@ class Row(NamedTuple):
       shape: the parameter's shape.
       sites: the primitives that combine the parameter with the example. A name in
         brackets, such as dense, says that the gradient is a sum of outer products. The
-        name "output" stands for an output, of the loss or of a scan's body, that no
-        example enters.
+        name "output" stands for an output, of the loss or of a scan's body, that
+        depends on the parameter but on no example.
       norm: the source of the norms: "rows" of activations and cotangents; "gradients"
         of each example; or "none" if the loss has no derivative by the parameter.
       cost: the estimated cost of the norms and the sum, in multiplications per example.

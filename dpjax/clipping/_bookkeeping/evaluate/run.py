@@ -350,11 +350,12 @@ def run_with_taps(
     axes: frozenset[str],
     at_blocks: BlockEvaluation,
 ) -> tuple[list[jax.Array], Callable[..., RunResult]]:
-    """Make taps, and a function that runs a batch with the taps added.
+    """Make taps, and a function that runs a batch with these taps.
 
-    A tap is an array of zeros for one site, an equation that combines a parameter with
-    the example. The function takes the taps and the examples, and returns the loss's
-    outputs f[b, ...] and `Records.records`.
+    A site is an equation that combines a parameter with the example. For each site, a
+    tap is an array of zeros, which the function adds to a value at the site. The
+    function takes the taps and the examples, and returns the loss's outputs f[b, ...]
+    and `Records.records`.
 
     Args:
       plan: the analysis of the loss.
