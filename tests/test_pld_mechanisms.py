@@ -13,6 +13,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from dpjax import Adjacency
+from dpjax._core.float64 import scope
 from dpjax.accounting import composition, events, pld, profiles, pure
 from dpjax.accounting._numerics.pld import atoms
 
@@ -365,6 +366,19 @@ def test_event_with_an_invalid_size_has_no_finite_bound(event):
     assert pld.epsilon(pld.of(event), 1e-5) == math.inf
     with pytest.raises(ValueError, match=f"{type(event).__name__} must be"):
         composition.epsilon([event], 1e-5)
+
+
+@pytest.mark.parametrize("reach", [1, 100, 2047, 2048, 4096, 10_000])
+def test_groups_cover_every_integer_of_the_noise(reach):
+    tail = 1e-20
+    stddev = max((reach - 1.5) / -norm.ppf(tail), 1e-3)
+    with scope():
+        groups = jax.jit(atoms._groups)(stddev, 0.5, tail)
+        groups = jax.tree.map(np.asarray, groups)
+    first, last = groups.start[0], groups.start[-1] + groups.size - 1
+    assert groups.reach >= reach
+    assert first == -groups.reach
+    assert last >= groups.reach
 
 
 def test_profile_of_pure_privacy_holds_at_delta_zero():

@@ -210,7 +210,7 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
     `tail`. The last groups may be empty.
     """
     reach = jnp.ceil(jax.lax.stop_gradient(stddev) * tail_quantile(tail)) + 1
-    size = jnp.maximum(jnp.ceil(2 * reach / GROUPS), 1.0)
+    size = jnp.maximum(jnp.ceil((2 * reach + 1) / GROUPS), 1.0)
     start = size * np.arange(float(GROUPS)) - reach
     size = jnp.where(size <= MAX_GROUP, size, jnp.nan)
 
