@@ -242,10 +242,10 @@ def tree_weights(decay: ArrayLike, num_steps: int) -> np.ndarray | jax.Array:
 
 
 def node_level(step: jax.Array) -> jax.Array:
-    """The level of the largest node of a binary tree that ends with a step, i32[].
+    """The level of the largest node, in a binary tree, that ends with a step, i32[].
 
-    A node of level j covers 2^j steps. The level is the number of trailing zero bits of
-    the step, and 32 for step 0.
+    The leaves of the tree are the steps. A node of level j covers 2^j steps. The level
+    is the number of trailing zero bits of the step, and 32 for step 0.
     """
     # x & −x isolates the lowest set bit. Subtracting one from that bit gives a one for
     # each trailing zero.

@@ -10,8 +10,9 @@ any other state:
 - `*.next` does not exist, and the ledger is missing, empty or ends with a complete
   line;
 - `*.next` is one complete line, and the ledger ends with the same line;
-- `*.next` is one complete line that follows the ledger's last complete line. After this
-  last line, the ledger has nothing, or a part of `*.next` that may end with zero bytes.
+- `*.next` is one complete line that follows the ledger's last complete line. The rest
+  of the ledger after its last complete line is empty, or is the beginning of the line
+  in `*.next`, possibly followed by bytes of value 0.
 """
 
 import contextlib

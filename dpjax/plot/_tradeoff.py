@@ -119,7 +119,11 @@ def draw_curves(
     false_positive_rate: float,
     title: str = "true-positive rate at most,",
 ) -> "Axes":
-    """Draw the given lines, the lines of perfect and of no privacy, and a legend."""
+    """Draw the given lines, the lines of perfect and of no privacy, and a legend.
+
+    A vertical line marks the false-positive rate. The legend's title is `title`, then
+    this rate.
+    """
     for number, (rates, false_negative, label, marked) in enumerate(lines):
         style = {**strokes(number), "label": label, "markevery": [marked]}
         ax.plot(rates, false_negative, **style)

@@ -172,8 +172,9 @@ def _diagonals(a: np.ndarray, n_b: int) -> tuple[np.ndarray, np.ndarray]:
     """The sums along all diagonals of the matrices A and A ((11ᵀ / E) ⊗ I).
 
     A is the lower-triangular Toeplitz matrix with the first column a, f64[T]. E is the
-    number of epochs of n_b steps. Each result is f64[2T − 1], for the diagonals
-    −T < l < T. Neither matrix is formed.
+    number of epochs of n_b steps, 1 is the vector of E ones, and I has size n_b. Each
+    result is f64[2T − 1], for the diagonals l = −T + 1, …, T − 1, where l is the row
+    minus the column. Neither matrix is formed.
     """
     steps, epochs = a.size, a.size // n_b
     lags = np.arange(-steps + 1, steps)
@@ -208,7 +209,8 @@ def _roots(x: jax.Array | np.ndarray) -> jax.Array:
 def _free_roots(distance: np.ndarray) -> np.ndarray:
     """The real numbers x, f[k], that `_roots` maps to 1 − distance.
 
-    Distances are clipped to the range from 1e-9 to 1 − 1e-9.
+    The argument has the distance of each zero or pole from 1, f[k]. Distances are
+    clipped to the range from 1e-9 to 1 − 1e-9.
     """
     # The distances 0 and 1 would give infinite parameters.
     p = -np.log(np.clip(distance, 1e-9, 1 - 1e-9))

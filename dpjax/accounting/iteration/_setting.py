@@ -46,8 +46,9 @@ class Setting(TypedDict):
 
     Attributes:
       step_size: η, f[*b], positive. If smoothness is finite, η must be at most
-        2 / (smoothness + regularization). This limit is not checked if one of the three
-        numbers is traced, since the bounds are valid for every positive η.
+        2 / (smoothness + regularization), because a larger step can increase distances
+        even for a convex loss. This limit is not checked if one of the three numbers is
+        traced. The bounds are valid above the limit, too.
       gradient_norm: a bound C on the norm of one example's gradient, f[*b], positive:
         the clip norm, or the Lipschitz constant of the loss.
       clipped: whether gradients are clipped to gradient_norm. If false, gradient_norm

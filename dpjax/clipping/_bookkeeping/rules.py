@@ -359,11 +359,11 @@ _COVERED_MODES = {
 
 
 class Gather(Rule):
-    """The rule for the table of a lookup, which is a product with one-hot rows.
+    """The rule for the gradient of the table in which a lookup reads.
 
-    A lookup reads the whole slice at one index of one axis. The rule is for gather,
-    which is the primitive of array indexing, and for dynamic_slice, which is a single
-    lookup.
+    A lookup reads the whole slice at one index of one axis, and is the product of a
+    one-hot row and the table. The rule is for gather, which is the primitive of array
+    indexing, and for dynamic_slice, which is a single lookup.
     """
 
     name = "gather"

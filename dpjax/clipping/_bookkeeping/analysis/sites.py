@@ -239,8 +239,8 @@ def analyse(
         already inlined.
 
     Returns:
-      The jaxpr with its sites. For each site, including sites in scans, the indices of
-      the differentiable inputs on which the site's operand depends.
+      The jaxpr with its sites, and a map from each site, including sites in scans, to
+      the indices of the differentiable inputs on which the site's operand depends.
     """
     jaxpr = closed.jaxpr
     live = live_variables(jaxpr, outputs)

@@ -78,8 +78,8 @@ class BlockEvaluation(NamedTuple):
       request: whether the blocks compute norms or sums for the batch.
       outputs: a function that returns the outputs of a block for one example. Its
         arguments are the `Request` for the example, the block's sites, the values of
-        the block's inputs, and the tap at each site. None if no block stays
-        checkpointed.
+        the block's inputs, and the tap at each site (the array of zeros that is added
+        to a value there). None if no block stays checkpointed.
     """
 
     request: Request
