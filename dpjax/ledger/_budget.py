@@ -280,7 +280,11 @@ class Budget:
         return squares, add_up(map(self._probability, costs))
 
     def _probability(self, cost: GaussianBound) -> float:
-        """The part of δ that a mechanism takes for its slack and its discrete noise."""
+        """The part of δ that a mechanism takes from the budget.
+
+        `cost.slack` is the part for a mechanism without a GDP parameter. Discrete noise
+        that moves the outputs by τ in total variation adds the part (1 + e^ε) τ.
+        """
         return cost.slack + self._of_total_variation * cost.total_variation
 
     def _total(self, *more: Event) -> float:

@@ -51,8 +51,8 @@ class _Run(NamedTuple):
       num_examples: n.
       batch_size: b.
       period: the number of steps in an epoch.
-      setting: the assumptions, with the float32 numbers that the program uses. The
-        field step_size is f64[T], one number for each of the T steps.
+      setting: the assumptions, with numbers rounded to the float32 values that the
+        program uses. The field step_size holds such values for the T steps, as f64[T].
     """
 
     batches: _checks.Batches

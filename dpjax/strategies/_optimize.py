@@ -90,9 +90,10 @@ def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
 
 
 def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
-    """The first n coefficients of a ratio of two polynomials of the shift, f64[n].
+    """The first n coefficients of the power series of top(L) / bottom(L), f64[n].
 
-    The arguments are the polynomials' coefficients, the leading 1 included.
+    The polynomials are in the shift L by one step. The arguments are the polynomials'
+    coefficients in ascending order of the powers of L, with 1 as the first coefficient.
     """
     from scipy.linalg import blas  # here, since the import takes long
 

@@ -193,8 +193,7 @@ class _Windows(NamedTuple):
 
     σ is the noise multiplier, q is the sampling rate, and a is the Rényi order.
     1 + y is the likelihood ratio at the outcome σu, with y = q (e^z − 1) and
-    z = (u − 1/(2σ)) / σ, for the sampling rate q and the noise multiplier σ. The
-    function h is h(y) = (1 + y)^a − 1 − a y, for the order a. The first
+    z = (u − 1/(2σ)) / σ. The function h is h(y) = (1 + y)^a − 1 − a y. The first
     window, which covers small y, begins at −_TAIL.
 
     Attributes:
@@ -215,6 +214,7 @@ def _windows(sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
     """The windows of u outside of which the integrand h(y) e^{−u²/2} is negligible.
 
     σ = sigma is the noise multiplier, q is the sampling rate, and a is the Rényi order.
+    1 + y is the likelihood ratio at the outcome σu, and h(y) = (1 + y)^a − 1 − a y.
     """
     log_odds = jnp.log1p(-jnp.minimum(q, 1 - ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma

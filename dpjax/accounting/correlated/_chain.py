@@ -295,12 +295,14 @@ def _limits(
     """An estimate of the largest likelihood ratio L that δ(ε) depends on, f[2].
 
     The result has one estimate for each order of the two data sets. L is the likelihood
-    ratio of a Gaussian chain in one epoch, and has mean 1 without the example. The
-    values of L below a limit therefore determine the mean of L above the limit. For a
-    run of one epoch, the limit is e^ε in the first order and e^{−ε} in the second
-    order, and the estimate has a margin above the limit. For several epochs, L is one
-    factor of a product, and δ(ε) depends on all values of L. The estimate is then the
-    mean of L, plus ten standard deviations and a margin.
+    ratio of a Gaussian chain in one epoch, without the factor that all positions share.
+    L has mean 1 without the example, so that the values of L below a limit determine
+    the mean of L above the limit. For a run of one epoch, δ(ε) therefore depends only
+    on the values of L below e^ε in the first order, and below e^{−ε} in the second
+    order. The estimate is this limit times a margin, which allows for the shared
+    factor. For several epochs, L is one factor of a product, and δ(ε) depends on all
+    values of L. The estimate is then the mean of L, plus ten standard deviations and a
+    margin.
     """
     # The factor that all positions share multiplies L. As margins, four standard
     # deviations of the factor's log are added, and the second order has −ε/2 in place

@@ -53,8 +53,8 @@ instead, and so works for any function.
    of its memory. Otherwise the norm comes from per-example gradients (the direct form).
    These gradients are stored until the sum is made, unless the sum has its own pass.
    The Gram form and the direct form are exact except for rounding. In the Gram form,
-   inner products are computed for all pairs of rows. But one-hot rows are added up by
-   position, without pairs.
+   inner products are computed for all pairs of rows. But one-hot rows x_t need no
+   pairs: the rows d_t of equal one-hot rows are added up.
 7. `evaluate.engine` computes norms, clipping factors and sums from the recorded inputs
    and cotangents of a batch. `evaluate.at_component` has the functions for one
    component. These computations are in float32 or wider and at the highest precision,

@@ -44,12 +44,12 @@ Out = TypeVar("Out")
 def canonicalize(
     site: Site, records: Arrays, cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """Apply the rule's `canonicalize` to the recorded arrays of a site.
+    """Apply the rule's `canonicalize` to the recorded arrays and cotangent of a site.
 
-    The rule may change these arrays, for example by clamping the indices of a lookup,
-    but not the gradient. Norms and sums are both computed from the changed arrays, so
-    that norms and sums are those of the same gradients. The arrays of a site without a
-    rule are returned unchanged.
+    The rule may change the arrays and the cotangent, for example by clamping the
+    indices of a lookup, but not the gradient. Norms and sums are both computed from the
+    results, so that norms and sums are those of the same gradients. For a site without
+    a rule, the arrays and the cotangent are returned unchanged.
     """
     # Most rules change no arrays. Then there is nothing to trace.
     ruled = isinstance(site, RuledSite)
