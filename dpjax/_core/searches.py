@@ -236,7 +236,7 @@ _LEAST_STRIDE = 1e-3  # the minimum log of a first stride; ten squarings exceed 
 
 
 class Point(NamedTuple):
-    """A parameter, and the value there of the function whose zero is searched for.
+    """A parameter and a function's value at it, in a search for the function's zero.
 
     Attributes:
       at: the parameter.

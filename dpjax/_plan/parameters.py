@@ -71,6 +71,9 @@ def make_segments(
 ) -> tuple[Segment, ...]:
     """Round the schedules of a run to a few values, and divide the run into segments.
 
+    A segment is a range of steps in which all rounded values are constant. The result
+    has a `Segment` for each segment, in order.
+
     Args:
       num_steps: T, the number of steps.
       batch_size: the plan's batch size. A step's batch size is the plan's batch size

@@ -164,7 +164,9 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
 
 @dataclasses.dataclass(frozen=True)
 class Geometric(_NegativeBinomial):
-    """The geometric distribution of K: each run is the last with probability 1/mean.
+    """The geometric distribution of K, the number of runs.
+
+    Each run is the last with probability 1/mean.
 
     Attributes:
       mean: E[K], the mean number of runs, above 1.
@@ -180,7 +182,9 @@ class Geometric(_NegativeBinomial):
 
 @dataclasses.dataclass(frozen=True)
 class Logarithmic(_NegativeBinomial):
-    """The logarithmic distribution of K: P(K = k) is proportional to (1 − γ)^k / k.
+    """The logarithmic distribution of K, the number of runs.
+
+    P(K = k) is proportional to (1 − γ)^k / k, for k = 1, 2, ….
 
     Attributes:
       mean: E[K], the mean number of runs, above 1. The mean determines γ, the property
@@ -197,7 +201,9 @@ class Logarithmic(_NegativeBinomial):
 
 @dataclasses.dataclass(frozen=True)
 class Poisson(_RandomRepetitions):
-    """The Poisson distribution of K. If K is 0, the mechanism does not run.
+    """The Poisson distribution of K, the number of runs.
+
+    If K is 0, the mechanism does not run.
 
     Attributes:
       mean: E[K], the mean number of runs, positive.

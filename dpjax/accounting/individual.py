@@ -144,14 +144,15 @@ def gdp(losses: PrivateLosses) -> jax.Array:
       μ_i, f[n], rounded up.
 
     Privacy: the steps must add independent Gaussian noise to sums of clipped gradients.
-    Batches must not depend on the data: each batch has all examples, or the batches
-    have a fixed order that the attacker may know. For Poisson-sampled steps, μ_i holds
-    against an attacker who knows the batches, and is not amplified by sampling. μ_i is
-    not valid for correlated noise or under REPLACE. In the neighbouring data set,
-    example i is absent (ADD_REMOVE) or contributes zero (ZERO_OUT). Norms depend on
-    earlier outputs, so that μ_i is a loss of the actual run, not a guarantee before the
-    run. For a guarantee, fix a limit μ in advance, and leave each example out of every
-    step that would increase its μ_i above the limit. The run is then μ-GDP.
+    Batches must not depend on the data: each batch has all examples, the batches have a
+    fixed order that the attacker may know, or each batch is a Poisson sample. For
+    Poisson samples, μ_i holds even against an attacker who knows the batches, but is
+    not amplified by sampling. μ_i is not valid for correlated noise or under REPLACE.
+    In the neighbouring data set, example i is absent (ADD_REMOVE) or contributes zero
+    (ZERO_OUT). Norms depend on earlier outputs, so that μ_i is a loss of the actual
+    run, not a guarantee before the run. For a guarantee, fix a limit μ in advance, and
+    leave each example out of every step that would increase its μ_i above the limit.
+    The run is then μ-GDP.
 
     Reference: Feldman and Zrnic (2021), https://arxiv.org/abs/2008.11193; Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.

@@ -112,11 +112,11 @@ def poisson_gaussian(
       orders: f[k], above 1, whole numbers or not.
 
     Returns:
-      The curve, f[*b, k], rounded up. For noise multipliers from 0.1 to 1e60, the curve
-      exceeds the exact divergence at order a by a relative error of at most
-      2e-10 + 1e-14 / (a − 1) before the cast to the dtype of the result. Below 0.1, the
-      curve is a looser bound that follows from convexity. At orders above 1e8 times the
-      noise multiplier, the curve is the curve without sampling, which is a bound. The
+      The curve, f[*b, k], rounded up. For noise multipliers σ from 0.1 to 1e60 and
+      orders a up to 1e8 σ, the curve exceeds the exact divergence by a relative error
+      of at most 2e-10 + 1e-14 / (a − 1) before the cast to the dtype of the result. For
+      σ < 0.1, the curve is a looser bound that follows from convexity. For σ >= 0.1 and
+      orders above 1e8 σ, the curve is the curve without sampling, which is a bound. The
       result is inf for a traced argument out of range.
 
     Raises:

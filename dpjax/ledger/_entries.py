@@ -250,10 +250,11 @@ def read(path: Path, *, head: str | None = None) -> Ledger:
 
     Raises:
       ValueError: a line was changed, removed, inserted or moved; the file ends within a
-        line; the file does not exist, but an interrupted write has left the file with
-        `.next` appended; or no line has the hash `head`. The last error shows that the
-        file's end was cut off, or that the file was rewritten. Without `head`, `read`
-        detects neither of these two changes.
+        line, and not because a write was interrupted; the file does not exist, but an
+        interrupted write has left a file at the same path with `.next` appended; this
+        other file is damaged; or no line has the hash `head`. The last error shows that
+        the ledger's end was cut off, or that the ledger was rewritten. Without `head`,
+        `read` detects neither of these two changes.
 
     Example:
       >>> read("nothing.jsonl").epsilon(1e-6)

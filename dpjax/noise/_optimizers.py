@@ -192,7 +192,7 @@ def dp_adamw(
     weight_decay: ScalarOrSchedule = 1e-4,
     mask: Tree | Callable[..., Tree] | None = None,
 ) -> optax.GradientTransformation:
-    """Private Adam with decoupled weight decay on the clipped sum.
+    """Private Adam on the clipped sum, with decoupled weight decay.
 
     Args:
       learning_rate: a number or a schedule, as in `optax.adamw`.

@@ -423,7 +423,7 @@ def momentum_variance(
     variance of the noise of one node, and add the three products.
 
     Args:
-      num_steps: T, a whole number of epochs.
+      num_steps: T, the number of steps, a multiple of steps_per_epoch.
       steps_per_epoch: n, the number of steps in an epoch, at least 1.
       decay: the momentum coefficient β, in [0, 1).
       refresh: γ, in [0, 1], as for `update`.

@@ -9,7 +9,8 @@ noise. However, random batches amplify privacy less with correlated noise, becau
 releases of several steps together reveal in which steps an example takes part. The best
 compromise depends on ε. So the search estimates, for each strategy, the noise
 multiplier that the target ε requires. The search compares the errors at these noise
-multipliers. The exact noise multiplier is computed only for the best strategy.
+multipliers. The exact noise multiplier is computed only for the best strategy, and for
+strategies whose estimate does not converge.
 """
 
 import itertools

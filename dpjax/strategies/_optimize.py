@@ -202,7 +202,8 @@ _MAX_SECONDS = 0.05
 def _roots(x: jax.Array | np.ndarray) -> jax.Array:
     """Map real numbers x to numbers in (0, 1), 1 − e^{−softplus(x)}, f[k].
 
-    The results are the zeros and poles of a strategy. The search changes x.
+    The results are the numbers r in the factors 1 − r L of a strategy's numerator and
+    denominator, where L is the shift by one step. The search changes x.
     """
     return -jnp.expm1(-jax.nn.softplus(x))
 
@@ -475,11 +476,12 @@ def _rescale_weights(
 ) -> jax.Array:
     """Rescale the weights s of C = T diag(s) to sensitivity 1, f[num_steps].
 
-    T is the Toeplitz strategy. The sensitivity is a bound on the distance by which one
-    example moves C x, where x are the gradient sums. For the order "fixed", the input s
-    has one weight for each step. Each weight is divided by the sensitivity for the
-    examples at the step's position in the epoch. For "reshuffled", the input s has one
-    weight for each epoch, and all weights are divided by the same number.
+    T is the Toeplitz strategy. An epoch has n_b steps. The sensitivity to an example is
+    a bound on the distance by which this example moves C x, where x are the gradient
+    sums. For the order "fixed", the input s has one weight for each step. Each weight
+    is divided by the sensitivity to an example that takes part in this step. For
+    "reshuffled", the input s has one weight for each epoch, and all weights are divided
+    by the same number.
     """
     if order == "fixed":
         c = strategy.coefficients(num_steps)

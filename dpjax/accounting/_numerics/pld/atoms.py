@@ -215,7 +215,7 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
     size = jnp.where(size <= MAX_GROUP, size, jnp.nan)
 
     def add_integers(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """Add the next integer of each group to the sums over the group."""
+        """Add the terms of each group's next integer to the sums over the group."""
         j, mass, upper_part, mass_difference = state
         z = start + j
         weight = jnp.where(z <= reach, jnp.exp(-0.5 * (z / stddev) ** 2), 0.0)
