@@ -31,7 +31,7 @@ class Overflow(NamedTuple):
       log_probability: log p, for the probability p of overflow that increases δ by
         about share · δ. Here each batch of the steps with the largest sampling rate
         exceeds its capacity with probability p, and no other batch does. If the
-        increase is smaller for every p, then p is 1.
+        increase is less than share · δ even for p = 1, then p is 1.
       epsilon_gap: the ε at (1 − share) δ minus the ε at δ, if no batch exceeds its
         capacity. The gap is TINY, the least positive normal float, if the estimate of
         δ(epsilon) is at most delta / 2, for the arguments `epsilon` and `delta` of

@@ -317,8 +317,8 @@ def _vmap_sum(
         are clipped together.
       clip_norms: for each group, the bound on the norm.
       inputs: the parameters, the examples and the mask of the batch.
-      x64: for sums in float64, whether the caller's own `jax_enable_x64` is on; None
-        for sums in float32.
+      x64: None for sums in float32. For sums in float64, a boolean: whether the
+        caller's own `jax_enable_x64` is on.
     """
 
     def differentiate(

@@ -305,9 +305,10 @@ def effective_dimension(
     the lattice spacing. Rounding adds b √(d T) q to the sensitivity of C s, where b is
     the result of `lattice_roundings`. For a dimension D, `lattice_noise` adds at least
     √D q to the sensitivity S of one sum. The sensitivity of C s is c S, where c is at
-    least the norm of every column of C. So c is at least 1 / f, where f is the maximum
-    of 1 and the factors of a scaled strategy. The dimension D = b² d T f² therefore
-    ensures that c √D q is at least b √(d T) q.
+    least the norm of every column of C. The entries on the diagonal of C are 1 / f_t
+    for the factors f_t of a scaled strategy, and 1 for other strategies. So c is at
+    least 1 / f, where f is the maximum of 1 and all f_t. The dimension D = b² d T f²
+    therefore ensures that c √D q is at least b √(d T) q.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".

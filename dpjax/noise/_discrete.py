@@ -491,10 +491,10 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
 def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:
     """Round x to multiples of q and add noise, f[...].
 
-    The result is NaN where x is not finite, unless q is 0. The rounded x / q plus the
-    noise is an integer below 2⁴¹ in absolute value, which int64 and float64 hold
-    exactly. For |x| below 2⁴⁰ q, the rounding error of the division x / q is at
-    most 2⁻¹³.
+    The result is NaN where x is not finite, unless q is 0. The quotient x / q is
+    clipped to ±2⁴⁰ and rounded to an integer. This integer plus the noise is below 2⁴¹
+    in absolute value, so that int64 and float64 hold the sum exactly. For |x| below
+    2⁴⁰ q, the rounding error of the division x / q is at most 2⁻¹³.
 
     Args:
       x: one leaf of the sums, f[...].

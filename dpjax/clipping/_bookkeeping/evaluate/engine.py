@@ -70,8 +70,8 @@ def clipped_sum(
       by_platform: whether code that is lowered for a TPU computes norms and sums from
         per-example gradients alone. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
-      x64: for sums in float64 (`float64_sums`), whether the caller's own
-        `jax_enable_x64` is on; None for sums in float32.
+      x64: None for sums in float32. For sums in float64 (`float64_sums`), a boolean:
+        whether the caller's own `jax_enable_x64` is on.
     """
     # If no component uses rows, the branch for TPUs would be the same code.
     by_platform = by_platform and any(form.gram for form in plan.forms)
