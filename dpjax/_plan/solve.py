@@ -468,10 +468,10 @@ def _search_capacity(solved: RunParameters, delta: float) -> int:
     """Search for the smallest capacity at which the run costs at most solved.epsilon.
 
     The capacity is the maximum number of examples in a batch. A batch overflows if a
-    step draws more examples than the capacity. Overflow adds to the privacy cost. The ε
-    of `solved` holds without overflow at less than `delta`, so that the rest of `delta`
-    can be spent on overflow. A capacity suffices if the run with overflow costs at most
-    solved.epsilon at `delta`.
+    step draws more examples than the capacity. Overflow adds to the privacy cost.
+    Without overflow, the run costs solved.epsilon at solved.delta, which is less than
+    `delta`. The rest of `delta` can be spent on overflow. A capacity suffices if the
+    run with overflow costs at most solved.epsilon at `delta`.
 
     Let n be the number of examples from which a step draws, b the largest `batch_size`
     of the run's segments, and s = √(b (1 − b / n)), but at least 1. The search

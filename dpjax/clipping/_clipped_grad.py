@@ -436,8 +436,9 @@ def clipped_grad(
         "vmap" forms all per-example gradients.
         "bookkeeping" computes norms and the sum from activations and cotangents of one
         backward pass, and is often many times faster. It forms per-example gradients
-        only for parameters for which this method is not available or costs more (see
-        `explain`). It does not retain rematerialisation (jax.checkpoint).
+        only for parameters for which this method is not available, not accurate
+        enough, or more costly (see `explain`). It does not retain rematerialisation
+        (jax.checkpoint).
         "ghost" works like "bookkeeping" but in two passes, one for the norms and one
         for the sum. It retains the rematerialisation of a block whose parameters enter
         the loss only once, in this block. So it is for losses that rematerialise blocks

@@ -98,7 +98,7 @@ def round_up(value: float) -> float: ...
 @overload
 def round_up(value: ArrayLike) -> float | np.ndarray: ...
 def round_up(value: ArrayLike) -> float | np.ndarray:
-    """Round positive numbers up to float32; the result is a float or f64[...]."""
+    """Round positive numbers up to float32, and store them as a float or f64[...]."""
     return _round_float32(value, np.inf)
 
 
@@ -107,7 +107,7 @@ def round_down(value: float) -> float: ...
 @overload
 def round_down(value: ArrayLike) -> float | np.ndarray: ...
 def round_down(value: ArrayLike) -> float | np.ndarray:
-    """Round positive numbers down to float32; the result is a float or f64[...]."""
+    """Round positive numbers down to float32, and store them as a float or f64[...]."""
     return _round_float32(value, -np.inf)
 
 

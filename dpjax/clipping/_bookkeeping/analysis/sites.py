@@ -200,7 +200,8 @@ class Scope:
     def all_sites(self) -> list[Site]:
         """All sites of the jaxpr, including the sites in the bodies of scans.
 
-        `evaluate.run` expects taps in the same order.
+        The argument `taps` of `evaluate.run` has an array of zeros for each site, in
+        the same order.
         """
         sites: list[Site] = []
         for index, eqn_sites in enumerate(self.sites):
