@@ -101,9 +101,9 @@ class Comparison(NamedTuple):
     def __repr__(self) -> str:
         """A table with a row for each mechanism, in the order of `candidates`.
 
-        The column "noise left" has the noise that a plan leaves, divided by the least
-        noise of all plans if the least noise is not 0. A mechanism without a plan has
-        "-" in this column.
+        The column "noise left" has the noise that a plan leaves in the optimizer's
+        outputs, divided by the least noise of all plans if the least noise is not 0. A
+        mechanism without a plan has "-" in this column.
         """
         header = ("noise left", "sampling", "noise", "multiplier", "batch (capacity)")
         cells: list[tuple[str, ...]] = [(*header, "needs")]

@@ -327,7 +327,11 @@ def plan(
 
 
 def _check_sizes(run: RunParameters, mechanism: Mechanism, capacity: Any) -> None:
-    """Raise unless the mechanism allows the batch sizes of a run, and the capacity.
+    """Raise unless the batch sizes of a run and the capacity are valid.
+
+    A batch size must not be above the number of examples. A capacity must be from the
+    largest batch size to the number of examples, and is not allowed if all batches of
+    the mechanism have the same size.
 
     Args:
       run: the numbers of the run.

@@ -79,7 +79,9 @@ def check_event(event: Event) -> None:
 
 
 def epsilon(composed: Sequence[Event], delta: float) -> float:
-    """The ε of mechanisms on the same data, all fixed before any output was seen.
+    """The ε of mechanisms whose numbers are all fixed before any output is seen.
+
+    All mechanisms run on the same data.
 
     Args:
       composed: the event of each mechanism, all under one adjacency.

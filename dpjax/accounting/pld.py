@@ -472,7 +472,10 @@ def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:
 
 @without_compiler
 def _multiply_arrays(one: jax.Array, other: jax.Array) -> jax.Array:
-    """The product of two counts of one float dtype, NaN if a count is negative."""
+    """The product of two counts of one float dtype, NaN if a count is negative.
+
+    A product that may be inexact is rounded up.
+    """
     # The product with a negative count must stay invalid: −1 times −1 is a valid count.
     product = jnp.where(jnp.minimum(one, other) < 0, jnp.nan, one * other)
     # Up to 1 / eps the product is exact. Above 1 / eps, each of three roundings loses

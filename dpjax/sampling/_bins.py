@@ -69,9 +69,11 @@ def count_smaller(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Arr
     """How many of n uniform numbers in [0, 1) are below cut / parts, i32[].
 
     The joint distribution of the counts for all cuts under one key is within 2⁻⁹⁰ of
-    the exact distribution in total variation. Each binary digit of cut / parts splits
-    at most n < 2³¹ numbers. After 32 digits, an interval holds fewer than 2⁸ numbers,
-    except with negligible probability. `_heads` splits fewer than 2⁸ numbers exactly.
+    the exact distribution in total variation. For each binary digit of cut / parts,
+    `_heads` draws how many numbers of an interval are in each half, and the digit
+    selects the half that is the next interval. The first interval, [0, 1), holds
+    n < 2³¹ numbers. After 32 digits, an interval holds fewer than 2⁸ numbers, except
+    with negligible probability. For fewer than 2⁸ numbers, `_heads` draws exactly.
 
     Args:
       key: one typed key, which determines the n numbers. The numbers are never drawn.

@@ -292,7 +292,7 @@ class Records(NamedTuple):
 
     A site is an equation that combines a value computed from parameters alone, the
     operand, with the example. The sites are those of a whole loss, of a checkpointed
-    block, or of one component, which is a set of parameter leaves with the sites of the
+    block, or of one component. A component is a set of parameter leaves, with all
     operands that are computed from these leaves.
 
     Attributes:
