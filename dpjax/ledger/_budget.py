@@ -310,7 +310,11 @@ class Budget:
             return float(gdp.mu(self._total(event), self.delta))
 
     def _bound(self, event: Event, slack: float | None) -> GaussianBound:
-        """The cost of an event with the given slack; None for half of `left.slack`."""
+        """The cost of an event with the given slack.
+
+        The slack is the amount of δ that a mechanism without a GDP parameter takes. If
+        `slack` is None, the slack is half of `left.slack`.
+        """
         slack = self.left.slack / 2 if slack is None else slack
         return composition.gaussian_bound(event, slack)
 

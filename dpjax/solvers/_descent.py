@@ -136,7 +136,11 @@ def gradient_sum(
 def make_batches(
     batches: Batches, num_examples: int, batch_size: int, key: Key, epoch: jax.Array
 ) -> sampling.Batch | None:
-    """Return the batches of an epoch, stacked along a first axis; None for "full"."""
+    """Return the batches of an epoch, stacked along a first axis.
+
+    If `batches` is "random", an epoch has one batch. If `batches` is "full", the result
+    is None.
+    """
     sizes = num_examples, batch_size
     if batches == "fixed":
         return sampling.cyclic(*sizes)

@@ -116,8 +116,9 @@ def stddev(
 ) -> float | np.ndarray:
     """The noise's standard deviation, noise_multiplier · bound / divisor, rounded up.
 
-    The result has float32 numbers, as a float or f64[...]. The function raises a
-    ValueError if the result is negative or exceeds the range of float32.
+    The result is a float or f64[...], whose numbers float32 represents exactly. The
+    function raises a ValueError if the result is negative or exceeds the range of
+    float32.
     """
     value = round_up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
     # A product above the range of float32 is rounded up to inf. The check refuses inf.

@@ -65,8 +65,9 @@ class Chain(NamedTuple):
 class Rounded(NamedTuple):
     """The distribution of a normal variable y after random rounding to a grid.
 
-    y is the value of a Gaussian chain at its next position. The points of the grid are
-    called states. The function `_round_to_neighbours` computes the distribution.
+    y is a value of a Gaussian chain: the first value, or the value X_{i+1} that follows
+    a given value X_i (see `Chain`). The points of the grid are called states. The
+    function `_round_to_neighbours` computes the distribution.
 
     Attributes:
       mass: the probability of each state after rounding, f[m].

@@ -38,8 +38,8 @@ class Cycle(NamedTuple):
       epochs: E, the number of times that each example is used.
       period: l, the number of batches of an epoch.
       reshuffled: whether the order of batches may differ between epochs.
-      assumed: the static assumptions. If `assumed.convex` is true, bounds are inf for a
-        Lipschitz constant above 1.
+      assumed: the static assumptions. If `assumed.convex` is true, the bounds on μ are
+        inf for steps with a Lipschitz constant above 1.
     """
 
     epochs: int

@@ -248,9 +248,10 @@ def _offsets(w: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
 def to_neighbours(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Split the mass of each pair of grid points between the neighbours of their mean.
 
-    The grid points are likelihood ratios L, and w is the weight of a pair's first point
-    in the mean of the pair. The mass moves to the two points next to this mean, on a
-    grid with half the spacing. The split does not change the mean of L.
+    The n grid points are likelihood ratios L, evenly spaced by `spacing` in log L. The
+    first point of a pair has the weight w in the mean of the pair. The mass moves to
+    the two points next to this mean, on a grid with half the spacing. The split does
+    not change the mean of L.
     """
     offset = _offsets(w, spacing, n)
     point = jnp.floor(offset)
@@ -264,10 +265,11 @@ def to_neighbours(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
 
 
 def to_nearest(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
-    """Move the mass of each pair of grid points to the point nearest to their mean.
+    """Move the mass of each pair of grid points to one point near their mean.
 
-    The grid points are likelihood ratios, and w is the weight of a pair's first point
-    in the mean of the pair. The nearest point is on a grid with half the spacing.
+    The n grid points are likelihood ratios L, evenly spaced by `spacing` in log L. The
+    first point of a pair has the weight w in the mean of the pair. The mass moves to a
+    point of a grid with half the spacing: the point nearest to this mean in log L.
     """
     point = jnp.round(_offsets(w, spacing, n))
     odd = (point % 2).astype(point.dtype)
