@@ -261,8 +261,8 @@ def _read_checkpoint(
       digest: the hash that identifies the search.
 
     Returns:
-      The number of completed runs, the best run without its output (None), and the
-      leaves of the best run's output.
+      The number of completed runs, a `_Best` whose `output` is None, and the leaves of
+      the best run's output.
 
     Raises:
       ValueError: the file belongs to a search with another hash.

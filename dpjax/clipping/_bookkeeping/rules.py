@@ -242,9 +242,10 @@ class Convolution(Rule):
     def size(self) -> Size:
         """The number and sizes of the rows whose outer products sum to the gradient.
 
-        Each feature group has one row for each pixel of each output image. A right row
-        has the output features of one group, because the groups follow one another on
-        the kernel's axis of output features.
+        Each term is the outer product of a left row and a right row. Each feature group
+        has one term for each pixel of each output image. A right row has the output
+        features of one group, because the groups follow one another on the kernel's
+        axis of output features.
         """
         size = super().size
         return size._replace(groups=self._groups, right=size.right // self._groups)

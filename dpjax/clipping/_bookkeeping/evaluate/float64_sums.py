@@ -67,8 +67,8 @@ def uses_blocks(component: Component, site: Site) -> bool:
 def relative_error(plan: Plan | None, batch: int) -> float:
     """A bound on the difference of neighbouring batches' rounding errors, divided by C.
 
-    The errors are those of sums that are computed in float64 and then cast to float32.
-    C is the clip norm.
+    The terms of a block are added in float32 or float64, and the sums of blocks are
+    added in float64. The result is then cast to float32. C is the clip norm.
 
     Args:
       plan: the analysis of the loss; None for sums of per-example gradients alone.
