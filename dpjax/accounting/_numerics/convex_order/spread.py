@@ -153,8 +153,9 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
     The argument law is the distribution of the likelihood ratio L, and count is the
     number of copies. Each doubling of the number of copies restricts the distribution
-    to a new grid. About the mass `tail` below this grid moves to the grid's first point
-    and to 0. About this mass above the grid moves to the last point and to infinity.
+    to a new grid. The mass below this grid is at most about `tail`, and moves to the
+    grid's first point and to 0. The mass above the grid is also at most about `tail`,
+    and moves to the last point and to infinity.
     """
     n = law.masses.mass.size
 
@@ -290,8 +291,9 @@ def allocation_upper_bound(
     example, divided by their density without the example. This ratio is the mean of
     num_steps independent ratios, one for each step. The mean is computed by repeated
     doubling of the number of ratios. Each doubling restricts the distribution to a new
-    grid. About the mass `tail` below this grid moves to the grid's first point and to
-    0. About this mass above the grid moves to the last point and to infinity.
+    grid. The mass below this grid is at most about `tail`, and moves to the grid's
+    first point and to 0. The mass above the grid is also at most about `tail`, and
+    moves to the last point and to infinity.
     """
     return mean(lognormal(1 / noise_multiplier**2, tail, POINTS), num_steps, tail)
 
