@@ -257,8 +257,9 @@ def _strategy(kind: Kind, x: jax.Array | np.ndarray) -> Toeplitz:
     """The strategy of the given kind, from its unconstrained parameters, f[k].
 
     From concrete parameters, the result is the strategy that training runs, with
-    coefficients rounded to float32. If rounding moves a root out of (−1, 1), the
-    function raises ValueError.
+    coefficients rounded to float32. For the kinds "geometric" and "rational", the
+    function raises ValueError if rounding moves a zero or a pole of the strategy out of
+    (−1, 1).
     """
     if kind == "banded":
         return _making.banded(_prepend_one(x))

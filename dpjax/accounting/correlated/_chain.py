@@ -100,9 +100,10 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
 
     The covariances of the chain are upper bounds on the entries of `by_gap`. L compares
     the outputs with and without an example that picks a random position of the chain.
-    The n_b steps of an epoch form a circle. Without r − 1 neighbouring steps,
-    n_b − r + 1 positions form a chain. The function compares the chains for all r from
-    1 to n_b // 2.
+    The n_b steps of an epoch form a circle. A chain is what remains of this circle if
+    r − 1 neighbouring steps are removed. The remaining n_b − r + 1 steps are the
+    positions of the chain. The function compares the chains for all r from 1 to
+    n_b // 2.
 
     Args:
       by_gap: the covariance of two steps by their distance around the circle, divided

@@ -62,10 +62,11 @@ class Tree(NamedTuple):
 def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
     """Trees of positions whose covariances fall by about equal factors between joins.
 
-    A tree joins positions, which are steps of an epoch, into groups of 2, 4, 8, …. The
-    covariance of a join is the covariance of two positions in different parts of the
-    join. In some trees, the first two or three joins have the same covariance. The
-    trees are stacked along a new first axis.
+    Positions are steps of an epoch. The first join of a tree combines positions into
+    pairs, the second join combines pairs into groups of four, and so on. The covariance
+    of a join is the covariance of two positions in different parts of one group. In
+    some trees, the first two or three joins have the same covariance. The trees are
+    stacked along a new first axis.
 
     Args:
       by_gap: the covariance of two positions by their distance around the circle that

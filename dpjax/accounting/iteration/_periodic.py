@@ -121,13 +121,15 @@ def _cost_of_three(a: _Block, b: _Block, c: _Block) -> jax.Array:
 def _falling_blocks(
     y: jax.Array, m: jax.Array, period: int, uses: int
 ) -> tuple[_Block, _Block]:
-    """The two blocks from which the minorant of the last n uses is made, for c <= 1.
+    """The steps from the n-th last use on as two blocks, if c <= 1.
 
     A use is a step whose batch contains the differing example, c = e^y is the Lipschitz
-    constant of a step, and a block of steps is a pair (rise, run). Uses are `period`
-    steps apart, and the last use is followed by m − 1 more steps. The first block pools
-    the blocks of all n uses except the last use, and has an entry for each
-    n = 1, …, uses. The second block is the block of the last use.
+    constant of a step, and a block of steps is a pair (rise, run). The block of a use
+    has the steps from this use to the step before the next use. Uses are `period` steps
+    apart, and the last use is followed by m − 1 more steps. The first result pools the
+    blocks of all n uses except the last use, and has an entry for each n = 1, …, uses.
+    The second result is the block of the last use. A greatest convex minorant of these
+    steps has the two results as edges, or pools them into one edge.
     """
     runs = powers(2 * y, period)
     last = jnp.exp((m - 1) * y), runs[m]

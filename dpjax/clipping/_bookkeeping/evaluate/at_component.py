@@ -105,8 +105,10 @@ def _map_rule(
 def _merge_iterations(site: RuledSite, x: jax.Array) -> jax.Array:
     """Reshape rows f[b, iterations..., g, t, n] to f[b, g, t, n].
 
-    Iterations that share one operand are merged with the rows t. Iterations with
-    separate operands are merged with the groups g.
+    Here b is the batch, g are the groups, t are the rows of a group, and n is the
+    length of a row. The other axes are the iterations of the scans around the site. If
+    the iterations of a scan share one operand, their axis is merged with the rows t. If
+    each iteration has its own operand, the axis is merged with the groups g.
     """
     # Start with the innermost scan, so that the axes of outer scans do not move.
     for depth in reversed(range(len(site.loops))):
