@@ -32,11 +32,11 @@ def in_microbatches(
     *,
     wide: bool = False,
 ) -> Summed:
-    """Sum a batch one microbatch after another, and collect the per-example results.
+    """Sum clipped gradients over a batch, one microbatch after another.
 
     Args:
-      sum_of: a function that runs the engine on the `Inputs` of one microbatch. It
-        returns the microbatch's sums, which have the shapes of the parameter leaves,
+      sum_of: a function of the `Inputs` of one microbatch. It returns the sums of the
+        microbatch's clipped gradients, which have the shapes of the parameter leaves,
         and the per-example results.
       size: the number of examples in a microbatch; None for the whole batch.
       inputs: the parameters, the examples and the mask of the batch.

@@ -107,9 +107,9 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
 def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
     """A lower bound on the GDP parameter μ times the error, for all strategies.
 
-    Both μ and the error in the workload are at noise multiplier 1. The workload's
-    `rates` and `keep` must be the same in all steps. n_b is the number of steps per
-    epoch.
+    The error is the root mean square of the noise in the workload's outputs. Both μ and
+    the error are at noise multiplier 1. The workload's `rates` and `keep` must be the
+    same in all steps. n_b is the number of steps per epoch.
     """
     from scipy.optimize import fminbound
 
@@ -285,9 +285,9 @@ def _value_and_grad(
     """The logarithm of the product of μ and the error, f[], and its gradient, f[k].
 
     μ is the parameter of Gaussian differential privacy, and the error is the root mean
-    square of the noise in the workload. The gradient is with respect to the strategy's
-    unconstrained parameters x. For order "fixed" and a strategy C with negative
-    entries, μ is replaced by an upper bound.
+    square of the noise in the workload's outputs. The gradient is with respect to the
+    strategy's unconstrained parameters x. For order "fixed" and a strategy C with
+    negative entries, μ is replaced by an upper bound.
     """
 
     def value(x: jax.Array) -> jax.Array:
@@ -498,10 +498,10 @@ def _closed_form_weights(
 ) -> jax.Array:
     """The weights s, f[num_steps], for which C = diag(s) has the least error.
 
-    The error is the root mean square of the noise in the workload. The weights are
-    scaled such that one example moves C x by at most 1, where x are the gradient sums.
-    The noise of C = diag(s) is independent from step to step. For "reshuffled", s is
-    the same in all steps of an epoch.
+    The error is the root mean square of the noise in the workload's outputs. The
+    weights are scaled such that one example moves C x by at most 1, where x are the
+    gradient sums. The noise of C = diag(s) is independent from step to step. For
+    "reshuffled", s is the same in all steps of an epoch.
     """
     identity = Toeplitz(jnp.zeros(0), jnp.zeros(0))
     # The squared error is Σ_t w_t f_t². So its derivative at f = 1 is 2 w, and the
@@ -530,7 +530,7 @@ def _error_and_grad(
 
     T is the Toeplitz strategy. The gradient is with respect to log s. The positive
     weights s are first rescaled to sensitivity 1 by `_rescale_weights`. The error is
-    the root mean square of the noise in the workload.
+    the root mean square of the noise in the workload's outputs.
     """
 
     def value(log_s: jax.Array) -> jax.Array:

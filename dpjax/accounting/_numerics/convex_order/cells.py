@@ -138,9 +138,10 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
     """A lower bound on δ(ε), the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊.
 
-    The argument law is a lower bound, in convex order, on the likelihood ratio L, and
-    was computed from count independent copies of the likelihood ratio of one step. The
-    result allows for the rounding errors of the law's masses, which grow with count.
+    The argument law is a lower bound, in convex order, on the likelihood ratio L. The
+    law was computed from independent copies of the likelihood ratio of one step, and
+    count is the number of copies. The result allows for the rounding errors of the
+    law's masses, which grow with count.
     """
     q, p = law.masses
     error = grids.rounding(q.size, count)

@@ -77,8 +77,9 @@ class Plan(NamedTuple):
       components: the components, which are sets of leaves with the operands that are
         computed from these leaves.
       forms: for each component, how the norms of its gradients are computed.
-      blocks: the rematerialised blocks that stay checkpointed. The key of a block is
-        the first site at the block's equation.
+      blocks: the analyses of the `jax.checkpoint` blocks that combine parameters with
+        the example and are not inlined. The key of a block is the first site at the
+        block's equation.
     """
 
     scope: Scope
@@ -200,8 +201,8 @@ def plan(
       num_invariant: the number of inputs that depend on no example. These inputs come
         first. None if only the parameter leaves depend on no example.
       outputs: the indices of the outputs that are differentiated.
-      keep_blocks: whether a rematerialised block stays checkpointed if
-        `Component.is_in_blocks` holds for its parameter leaves.
+      keep_blocks: whether a `jax.checkpoint` block stays checkpointed, instead of being
+        inlined, if `Component.is_in_blocks` holds for its parameter leaves.
     """
     num_invariant = len(groups) if num_invariant is None else num_invariant
     inputs = range(len(closed.in_avals))

@@ -1,9 +1,9 @@
 """Compute norms, gradients and scaled sums of one component from recorded values.
 
-A component is a set of parameter leaves, with the equations (sites) that combine values
-computed from these leaves with the example. Such a value is the site's operand. One
-forward and backward pass over a batch records the inputs and cotangents of these
-equations.
+A component is a set of parameter leaves, with its sites. A site is an equation that
+combines two values: an operand, which is computed from these leaves, and a value that
+depends on the example. One forward and backward pass over a batch records the inputs
+and cotangents of these equations.
 
 Some functions here are for one component. Their first arguments are the component and
 its `Records`. Other functions are for one site. Their arguments are the site, the
@@ -158,10 +158,12 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
 def _product_of_blocks(
     site: RuledSite, others: Arrays, cotangent: jax.Array
 ) -> jax.Array:
-    """The sum over the batch of gradients at a dot_general, in float64.
+    """The sum over the batch of the gradients of a dot_general's operand, in float64.
 
-    The sum adds products of blocks of rows (`float64_sums`). The arguments are those of
-    `transpose_sum`, which computes the same sum in the cotangent's dtype.
+    A gradient is a sum of outer products of rows (`factors_of`). The rows are divided
+    into blocks, and the products of the blocks are added in float64 (`float64_sums`).
+    The arguments are those of `transpose_sum`, which computes the same sum in the
+    cotangent's dtype.
     """
     left, right = factors_of(Comparable(site), others, cotangent)
     product = sum_in_blocks(left, right)
@@ -295,11 +297,12 @@ def sums_by_sites(
 ) -> list[jax.Array]:
     """The sum of scaled gradients for each leaf, pulled back from sums at the sites.
 
-    A site is an equation that combines a value computed from the leaves with the
-    example. If the site has a rule, the sum at the site is computed for the whole batch
-    at once (`transpose_sum`), or in blocks of rows (`_product_of_blocks`). At a
-    checkpointed block, the recorded cotangent is already the sum. At other sites, the
-    recorded cotangents are per-example gradients, which are scaled and added.
+    A site is an equation that combines two values: one that is computed from the
+    leaves, and one that depends on the example. If the site has a rule, the sum at the
+    site is computed for the whole batch at once (`transpose_sum`), or in blocks of rows
+    (`_product_of_blocks`). At a checkpointed block, the recorded cotangent is already
+    the sum. At other sites, the recorded cotangents are per-example gradients, which
+    are scaled and added.
 
     Args:
       comparable: the component: parameter leaves and their sites.
