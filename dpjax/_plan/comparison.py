@@ -1,11 +1,12 @@
 """The choice of the mechanism that leaves the least noise in an optimizer's outputs.
 
 A mechanism is a way to draw batches, together with a way to draw noise. (The class
-`Mechanism` describes only the way to draw batches.) Random batches hide in which steps
-an example took part. Random batches therefore need less noise than batches in a fixed
-order (amplification). Correlated noise has another advantage: later steps cancel some
-of the noise of earlier steps. So less noise remains in sums over steps, which an
-optimizer computes. But the longer the correlation, the smaller the amplification.
+`Mechanism` describes only the way to draw batches.) With random batches, an attacker
+does not know in which steps an example took part. Random batches therefore need less
+noise than batches in a fixed order (amplification). Correlated noise has another
+advantage: later steps cancel some of the noise of earlier steps. So less noise remains
+in sums over steps, which an optimizer computes. But the longer the correlation, the
+smaller the amplification.
 
 Which of the two advantages is larger depends on ε, on the number of epochs and on the
 optimizer. So `best_plan` makes a plan for each mechanism at the same ε, and compares

@@ -309,8 +309,8 @@ class CyclicPoisson(Mechanism):
         """Raise unless C is banded, and each group has at least batch_size examples.
 
         Args:
-          shape: the numbers of the matrix that correlates the noise of steps. This
-            matrix must be banded. The examples form one group for each band.
+          shape: the numbers of the matrix C that correlates the noise of steps. C must
+            be banded. The examples form one group for each band.
           batch_size: the expected number of examples in a step. This number must be at
             most the number of examples divided by the number of groups.
         """

@@ -21,10 +21,12 @@ class Domain(NamedTuple):
     """Conditions on the numbers of an event, which may be traced.
 
     Attributes:
-      allowed: whether the numbers describe a mechanism.
+      allowed: whether the numbers describe a mechanism. If not, upper bounds are δ = 1
+        and ε = ∞, and lower bounds are 0.
       silent: whether the mechanism releases nothing.
-      private: whether bounds are computed. If `private` and `silent` are false, upper
-        bounds are δ = 1 and ε = ∞, and lower bounds are 0.
+      private: whether the numbers admit other upper bounds than δ = 1 and ε = ∞. For
+        example, a mechanism without noise is not private. If `private` and `silent` are
+        false, the bounds are those of an event that is not allowed.
     """
 
     allowed: jax.Array

@@ -107,7 +107,8 @@ class Component(NamedTuple):
 
         A block is a part of the loss that `jax.checkpoint` encloses. Blocks compute the
         norms and sums if three conditions hold: the leaves meet the example only in
-        blocks; the component has `roots`; and each entry of a leaf enters at most one
+        blocks; `roots` is not None, so that the computation of the blocks' inputs from
+        the leaves only moves entries; and each entry of a leaf enters at most one
         block, and at most one iteration of a scan around the block. The squared norms
         from the blocks then add up to the squared norm over the leaves.
         """

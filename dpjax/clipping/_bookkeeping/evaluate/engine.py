@@ -160,8 +160,8 @@ def _collect_parts(
       recorded: the recorded inputs and cotangents of all sites.
       rows: whether norms come from rows of activations and cotangents where the plan
         chose rows. If False, all norms come from per-example gradients.
-      two_passes: whether norms and sums are computed in two separate passes. One call
-        is then for one of these passes.
+      two_passes: whether norms and sums are computed in two separate passes, each of
+        which calls this function. Only then can a part have `pull_back_bounds`.
     """
     parts = []
     for component, inputs, form in zip(

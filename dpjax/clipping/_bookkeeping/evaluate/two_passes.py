@@ -257,11 +257,13 @@ def _squares(
     recorded: Records,
     clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
-    """For each leaf of a checkpointed block, squared norms f[b] in units of clip norms.
+    """For each leaf of a checkpointed block, squared norms divided by C², f[b].
 
-    A group is a set of leaves that are clipped together. The first leaf of each group
-    gets the squared norms of the whole group, and all other leaves get 0. The engine
-    later adds the squares of all leaves, so that each group counts once.
+    C is the clip norm of the leaf's group, and the norms are those of gradients. The
+    leaves of a block are its inputs that are computed from parameters alone. A group is
+    a set of leaves that are clipped together. The first leaf of each group gets the
+    squared norms of the whole group, and all other leaves get 0. The engine later adds
+    the squares of all leaves, so that each group counts once.
     """
     squares = squares_alone(block.plan, batch, recorded, clip_norms)
     out = []
