@@ -242,9 +242,9 @@ def groups(naive):
         ),
         (
             ("test_epsilon_clopper_pearson_tight_multi_split",),
-            "ε at all thresholds, fewer scores",
+            "ε at all thresholds, a twentieth of the scores",
             lambda: all_thresholds(100_000, (0.7, 1.0, 1.5)),
-            "dpjax does not split the scores",
+            "jax_privacy splits the scores, dpjax does not",
         ),
         (
             ("test_epsilon_from_gdp_tight",),

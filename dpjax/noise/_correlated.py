@@ -136,14 +136,15 @@ def correlated_noise(
 
     With arithmetic="discrete", let Δ be the sensitivity of a sum as computed in
     floating point, and let d be the number of coordinates. Then the T results together
-    have at most the δ(ε) of a μ'-GDP mechanism plus d T 2⁻⁹⁵ (1 + e^ε), where
-    μ' = μ + (1 + 2 E) √(d T) / 33,554,680. Let B be a number such that the float64
-    recursion for C s has rounding errors of at most B 2⁻⁵³ times the largest absolute
-    value of an entry of s. Then E is the maximum of 1 and 2⁻¹³ B. E may be above 1 for
-    strategies with a long memory. `noise.lattice_roundings` returns 1 + 2 E. In each
-    coordinate of a step, up to a factor e^{±1e-32} in probability, the discrete noise
-    is a post-processing of Gaussian noise (see `add_discrete_gaussian_noise`). The
-    state, which must stay secret, also holds sums without noise.
+    have at most the δ(ε) of a μ'-GDP mechanism plus d T 2⁻⁹⁵ (1 + e^ε), where μ' = μ +
+    (1 + 2 E) √(d T) / 33,554,680. Let B be a number such that the float64 recursion for
+    C s has rounding errors of at most B 2⁻⁵³ times the largest absolute value of an
+    entry of s. Then E is the maximum of 1 and 2⁻¹³ B. E may be above 1 for strategies
+    with a long memory. `noise.lattice_roundings` returns 1 + 2 E. The reason for this
+    guarantee: each coordinate that a step releases has, up to a factor e^{±1e-32} in
+    every probability, the distribution of a post-processing of the same coordinate with
+    Gaussian noise (see `add_discrete_gaussian_noise`). The state, which must stay
+    secret, also holds sums without noise.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
     The state has the sharding of the parameters.

@@ -37,7 +37,9 @@ the error alone.
 
 For independent noise, T = I. Then the squared error is proportional to Σ_t w_t / s_t²,
 where w_t is the squared norm of column t of A. An example's squared sensitivity is
-Σ_{t∈π} s_t². By Lagrange's multiplier, s_t⁴ is proportional to w_t.
+Σ_{t∈π} s_t². By Lagrange's multiplier for this π, s_t⁴ is proportional to w_t among the
+steps of π. If batches are reshuffled, all steps of an epoch share one s, and w is
+summed over each epoch.
 """
 
 import functools

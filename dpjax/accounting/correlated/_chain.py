@@ -12,9 +12,10 @@ joint distribution of the state X_i and the partial sum of L. The grid of states
 coarse, and the grid of partial sums is fine. States and partial sums are rounded at
 random to one of the two neighbouring grid points, so that their means do not change.
 
-The positions of an epoch form a circle. To obtain a sequence with two ends, a few
-neighbouring positions are removed, which leaves one gap. For two positions on different
-sides of the gap, κ alone bounds the covariance.
+The positions of an epoch form a circle. To obtain a sequence with two ends, r − 1
+neighbouring positions are removed. κ is an upper bound on the covariance of any two
+positions whose distance around the circle is r or more. These include all pairs of
+positions whose shorter way around the circle crosses the removed positions.
 """
 
 from typing import NamedTuple
@@ -106,9 +107,10 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
     n_b // 2.
 
     Args:
-      by_gap: the covariance of two steps by their distance around the circle, divided
-        by the square of the noise multiplier, and padded with zeros beyond the largest
-        distance, f[m].
+      by_gap: for each distance d around the circle, an upper bound on the covariance of
+        any two positions at distance d or more, divided by the square of the noise
+        multiplier, f[m]. So the entries never increase with d. Entries beyond the
+        largest distance are zero.
       n_b: the number of steps in an epoch, i[].
     """
     lags = np.arange(1, by_gap.size)

@@ -69,8 +69,9 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
     stacked along a new first axis.
 
     Args:
-      by_gap: the covariance of two positions by their distance around the circle that
-        the steps of an epoch form, padded with zeros beyond the largest distance, f[m].
+      by_gap: for each distance d around the circle that the steps of an epoch form, an
+        upper bound on the covariance of any two positions at distance d or more, f[m].
+        Entries beyond the largest distance are zero.
       n_b: the number of steps in an epoch, i[].
     """
     # Settings that differ only in unused joins give the same tree. Such settings have
@@ -137,7 +138,8 @@ def _covariances(
     Args:
       tree: the tree of positions, with copies around the circle that the steps of an
         epoch form.
-      by_gap: the covariance of two positions by their distance around this circle.
+      by_gap: for each distance d around this circle, an upper bound on the covariance
+        of any two positions at distance d or more.
       n_b: the number of steps in an epoch, i[].
 
     Returns:
@@ -165,8 +167,9 @@ def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
 
     Args:
       tree: the tree of positions.
-      by_gap: the covariance of two positions by their distance around the circle that
-        the steps of an epoch form, divided by the square of the noise multiplier, f[m].
+      by_gap: for each distance d around the circle that the steps of an epoch form, an
+        upper bound on the covariance of any two positions at distance d or more,
+        divided by the square of the noise multiplier, f[m].
       n_b: the number of steps in an epoch, i[].
     """
     by_join, across = _covariances(tree, by_gap, n_b)
@@ -256,10 +259,10 @@ def best(
     """The tree of `candidates` with the least estimate of the privacy loss of a run.
 
     A tree joins positions into groups. Positions are the n_b steps of an epoch, which
-    form a circle. by_gap has the covariance of two positions by their distance, divided
-    by the square of the noise multiplier. The run has num_epochs independent epochs,
-    and delta is the target δ. Any tree gives a valid bound, so that an estimate is
-    sufficient to choose a tree.
+    form a circle. by_gap has, for each distance, an upper bound on the covariance of
+    positions at this distance or more, divided by the square of the noise multiplier.
+    The run has num_epochs independent epochs, and delta is the target δ. Any tree gives
+    a valid bound, so that an estimate is sufficient to choose a tree.
     """
     by_gap, delta = jax.lax.stop_gradient((by_gap, delta))
     trees = candidates(by_gap, n_b)

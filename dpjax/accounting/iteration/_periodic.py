@@ -2,12 +2,12 @@
 
 A *use* is a step whose batch contains the differing example. One of every l steps is a
 use, and moves two coupled runs apart by r noise standard deviations. All steps have the
-Lipschitz constant c. The last use is the first of the last m steps. The sensitivity of
-a step is 0 unless the step is a use. The steps from the n-th last use on form n blocks,
-each of which begins with a use. Each block has l steps, except for the last block,
-which has m steps. If the runs start at distance Δ just after the use before these n
-uses, another block of l − 1 steps precedes the n blocks. A block has a rise and a run
-(see `_minorant`), and the slope of the block is rise / run.
+Lipschitz constant c. After the last use, m − 1 steps follow. The sensitivity of a step
+is 0 unless the step is a use. The steps from the n-th last use on form n blocks, each
+of which begins with a use. Each block has l steps, except for the last block, which has
+m steps. If the runs start at distance Δ just after the use before these n uses, another
+block of l − 1 steps precedes the n blocks. A block has a rise and a run (see
+`_minorant`), and the slope of the block is rise / run.
 
 For c <= 1, the slopes of the blocks between the first and the last block do not
 increase. The minorant pools these blocks, and has at most three edges. For c > 1, the
@@ -144,8 +144,8 @@ def _best_contracting_restart(y, start, m, period: int, epochs: int) -> jax.Arra
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. A restart right after a use ignores all
     steps up to this use. At a restart, the runs are at most r · start noise standard
-    deviations apart. There are `epochs` uses, `period` steps apart. The last use is the
-    first of the last m steps, and c is the Lipschitz constant of a step.
+    deviations apart. There are `epochs` uses, `period` steps apart. After the last
+    use, m − 1 steps follow, and c is the Lipschitz constant of a step.
     """
     runs = powers(2 * y, period)
     # A restart after the last use leaves one block: the m − 1 steps after this use.
@@ -167,8 +167,8 @@ def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. A restart right after a use ignores all
     steps up to this use. At a restart, the runs are at most r · start noise standard
-    deviations apart. There are `epochs` uses, `period` steps apart. The last use is the
-    first of the last m steps, and e^y is the Lipschitz constant of a step.
+    deviations apart. There are `epochs` uses, `period` steps apart. After the last
+    use, m − 1 steps follow, and e^y is the Lipschitz constant of a step.
 
     After a restart, each edge of the minorant is a block of steps. The candidates are
     the restarts for which the first edge contains all later uses, or all later uses
@@ -201,8 +201,8 @@ def contraction_bound(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
     """The bound on μ² / r² for all uses of the example in a run, f[].
 
     A use is a step whose batch contains the differing example, and moves two coupled
-    runs apart by r noise standard deviations. The last use is the first of the last m
-    steps, and m must be 1 if batches are reshuffled. Every step has the Lipschitz
+    runs apart by r noise standard deviations. After the last use, m − 1 steps follow,
+    and m must be 1 if batches are reshuffled. Every step has the Lipschitz
     constant c = e^y. For c > 1, the result is inf if `cycle.assumed.convex` is true.
 
     If batches are reshuffled, the bound is for the worst positions of the uses. For
@@ -235,10 +235,10 @@ def restart_bound(
 
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. The diameter of the set is r · start
-    noise standard deviations. The last use is the first of the last m steps. The bound
-    ignores all steps up to the use that gives the smallest bound, and starts right
-    after this use, where the runs are at most the diameter apart. Every step has the
-    Lipschitz constant e^y.
+    noise standard deviations. After the last use, m − 1 steps follow. The bound ignores
+    all steps up to the use that gives the smallest bound, and starts right after this
+    use, where the runs are at most the diameter apart. Every step has the Lipschitz
+    constant e^y.
 
     If batches are reshuffled and e^y > 1, the bound uses only the last step. Before
     the last step, the runs are at most the diameter apart. The bound assumes that the

@@ -151,10 +151,11 @@ def _prepare_bound(
     """The discrete losses of composed events, and a lower bound on δ(ε) from them.
 
     The losses are truncated for a δ of about the size `delta`, and the bound is tight
-    near `epsilon`, where δ(ε) is about `delta`. The second result maps the discrete
-    losses for one order of the data sets to a function from ε to the bound. The bound
-    includes the probability of an infinite loss. If the events have batches with a
-    capacity, a penalty for samples that exceed the capacity is subtracted.
+    near `epsilon`, where δ(ε) is about `delta`. The first result has the losses for
+    both orders of the two data sets. The second result is a function: applied to the
+    losses for one of the orders, it returns a function that maps ε to the bound. The
+    bound includes the probability of an infinite loss. If the events have batches with
+    a capacity, a penalty for samples that exceed the capacity is subtracted.
     """
     parts, variance = composition.compose(steps, delta, mechanisms.lower_losses)
     log_finite, distance = jnp.zeros(2)

@@ -358,12 +358,13 @@ def _match_root(component: Component, root: Root) -> list[MatchedSite] | None:
 
 
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
-    """The `Layout` of a root, without the operand's axes of size one.
+    """The `Layout` of a site's operand, expressed in the axes of the operand's root.
 
     The root is the array from which the operand of `site` is computed by steps that
     only move axes, add or remove axes of size one, or change the dtype. For each axis
-    of the operand, `axes` has the axis of the root, or −1 for an added axis. The site's
-    rule has the `Layout` of the operand.
+    of the operand, `axes` has the axis of the root, or −1 for an added axis. The result
+    leaves out the operand's axes of size one. If the operand differs between the
+    iterations of a scan, the axes of the iterations are the first axes of the groups.
     """
     # If an operand differs between iterations, the axes of the iterations come first.
     stacked = sum(not loop.shared for loop in site.loops)

@@ -156,8 +156,9 @@ StaysCheckpointed = Callable[[jex.JaxprEqn], bool]
 class Scope:
     """The jaxpr of a loss or of a scan's body, with its sites.
 
-    A site is an equation that combines a value computed from parameters alone, the
-    operand, with a value that depends on the example.
+    A site is one use of an operand, which is a value computed from parameters alone. In
+    most sites, an equation combines the operand with a value that depends on the
+    example, and an equation has one site for each of its operands.
 
     Attributes:
       closed: the jaxpr.
@@ -168,8 +169,8 @@ class Scope:
       scans: for each differentiated scan that an operand enters, the scope of the body,
         which may have no sites. The key is the index of the scan's equation.
       outputs: one site for each differentiated output of the jaxpr that is computed
-        from parameters alone. An array of zeros, the tap, is added to this output. The
-        sum has one value for each example.
+        from parameters alone. An array of zeros for each example, the tap, is added to
+        this output. So the derivatives by the taps are separate for each example.
     """
 
     closed: jex.ClosedJaxpr
