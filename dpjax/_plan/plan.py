@@ -37,8 +37,8 @@ class Plan(RunParameters):
         batch of an epoch, which may be smaller. For "random_bins" and "fresh_bins"
         sampling, the expected number of examples in a step is n / ⌈n / b⌉. For
         "cyclic_poisson" sampling, the sizes of the groups may differ by one, and b is
-        the mean over the groups. An epoch of "fixed", "reshuffled", "random_bins" or
-        "fresh_bins" sampling has ⌈n / b⌉ steps.
+        the mean of the expected batch size over the groups. An epoch of "fixed",
+        "reshuffled", "random_bins" or "fresh_bins" sampling has ⌈n / b⌉ steps.
       num_steps: T, the step limit. The optimizer refuses steps after the first T.
       noise_multiplier: σ, the noise's standard deviation divided by the clip norm. For
         correlated noise C⁻¹z, σ refers to z. If quantile is not None, a step also

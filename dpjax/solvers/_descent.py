@@ -173,7 +173,7 @@ def descend(
     batch_size: int,
     microbatch_size: int | None,
 ) -> tuple[Tree, Curve]:
-    """Run noisy gradient descent, and return the last iterate and the curve.
+    """Run noisy gradient descent, and return the last iterate and the `Curve`.
 
     step_sizes and stddevs are f[E, l]: one row for each of the E epochs, and one column
     for each of the l steps of an epoch. stddevs are the standard deviations of the

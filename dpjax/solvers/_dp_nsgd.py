@@ -57,7 +57,7 @@ def _train(
     microbatch_size: int | None,
     spec: StrategySpec | None,
 ) -> tuple[Tree, Curve]:
-    """Train, and return the last parameters and the curve.
+    """Train, and return the last parameters and the `Curve`.
 
     Runs that differ only in the values of traced arguments share one compiled
     program.

@@ -30,7 +30,8 @@ from dpjax.solvers.prox import Prox, none
 class _Args(NamedTuple, Generic[Params]):
     """The arguments that the three solvers of this module share.
 
-    `noise` is a noise multiplier, or the target (ε, δ) that determines the noise.
+    `noise` is the noise multiplier of all steps or of each step, or the target (ε, δ)
+    that determines the noise.
     """
 
     loss_fn: LossFn

@@ -82,7 +82,7 @@ def _train(
     batch_size: int,
     microbatch_size: int | None,
 ) -> tuple[Params, Curve]:
-    """Train for `rounds` rounds, and return the last iterate and the curve."""
+    """Train for `rounds` rounds, and return the last iterate and the `Curve`."""
     noise_key, batch_key = keys.stream(key, "noise"), keys.stream(key, "batches")
 
     # `sums` has the sum of losses and the number of unused examples so far.

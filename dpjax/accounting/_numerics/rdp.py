@@ -57,7 +57,9 @@ def _likelihood(
     u is the outcome divided by σ, the noise multiplier, and q is the sampling rate. At
     the outcome σu, z is the log-likelihood ratio of N(1, σ²) to N(0, σ²), and log(1 +
     y) is the log-likelihood ratio of (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²). Above
-    z = _LARGEST_Z, y stays constant and therefore finite, but log(1 + y) grows with z.
+    z = _LARGEST_Z, the returned y has its value at _LARGEST_Z and is therefore finite.
+    The third result still grows with z: z − _LARGEST_Z is added to its value at
+    _LARGEST_Z.
     """
     z = (u - 0.5 / sigma) / sigma
     clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)

@@ -206,12 +206,13 @@ def _epsilon_in_bins(
 ) -> jax.Array:
     """An upper bound on the ε of a run in which each example picks random steps, f[].
 
-    The theorem of docs/amplification.md proves the bound. The bound assumes that the
-    run contains the step that the example picks. A run that ends within its first epoch
-    may end before this step. The function replaces the covariances of the steps that an
-    example may pick by the larger covariances of a tree (`_trees`). If `use_chain` is
-    true and `replace` is false, the result may be a smaller bound from a Gaussian chain
-    (`_chain`). `use_chain` must be false if the example has more than
+    The theorem of docs/amplification.md proves the bound. The bound is for an example
+    that picks a step of the run. A run that ends within its first epoch contains the
+    picked step only with probability `run.rate`. For such a run, `_epsilon` passes δ /
+    `run.rate`, and converts the result. The function replaces the covariances of the
+    steps that an example may pick by the larger covariances of a tree (`_trees`). If
+    `use_chain` is true and `replace` is false, the result may be a smaller bound from a
+    Gaussian chain (`_chain`). `use_chain` must be false if the example has more than
     `_chain.MAX_POSITIONS` possible steps in an epoch. `replace` is true if the
     adjacency is REPLACE. The result is inf if delta or a number of the run is out of
     range.

@@ -129,13 +129,15 @@ def _releases_if_all_split(beta: jax.Array, n: jax.Array) -> _Releases:
 class _Bound(NamedTuple):
     """The static description of one of the two last-iterate bounds for a run.
 
-    A bound treats the last n or n + 1 steps as subsampled releases. The noise of the
-    last step or of all these steps is split. A part with 1/α² of the variance is for
-    the earlier steps, and a part with 1/β² of the variance is for the release.
+    One bound treats the last n + 1 steps as subsampled releases, and splits the noise
+    of the last step alone. The other bound treats the last n steps as subsampled
+    releases, and splits the noise of each of them. Of a split noise, a part with 1/α²
+    of the variance is for the earlier steps, and a part with 1/β² of the variance is
+    for the release.
 
     Attributes:
-      early_cost: maps a step, n and the number of all steps to μ/α, where a Gaussian
-        mechanism with the parameter μ accounts for the earlier steps.
+      early_cost: maps a step, n and the number of all steps to μ/α. The earlier steps
+        cost at most as much as a Gaussian mechanism with the parameter μ.
       releases: maps β and n to one pair for each kind of subsampled release. A pair is
         a factor of the sensitivity and a number of steps.
       steps: the number of all steps.

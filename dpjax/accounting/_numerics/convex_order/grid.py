@@ -246,12 +246,13 @@ def _offsets(w: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
 
 
 def to_neighbours(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
-    """Split the mass of each pair of grid points between the neighbours of their mean.
+    """Compute how to split the mass of each pair of grid points between two points.
 
     The n grid points are likelihood ratios L, evenly spaced by `spacing` in log L. The
     first point of a pair has the weight w in the mean of the pair. The mass moves to
     the two points next to this mean, on a grid with half the spacing. The split does
-    not change the mean of L.
+    not change the mean of L. For each difference of the two indices, the result has the
+    points that receive the mass, and their fractions.
     """
     offset = _offsets(w, spacing, n)
     point = jnp.floor(offset)

@@ -75,8 +75,9 @@ def randomized_response(event: Any, tail: jax.Array) -> DiscreteLosses:
 def laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of continuous Laplace noise, an `events.Laplace`.
 
-    The mass of all other outcomes moves to evenly spaced outcomes from 0 to the
-    sensitivity. The argument tail is not used, since all losses are finite.
+    The result has evenly spaced outcomes from 0 to the sensitivity, to which the mass
+    of all other outcomes moves. The argument tail is not used, since all losses are
+    finite.
     """
     return _laplace(1 / event.scale, _EVEN_POINTS)
 
@@ -84,9 +85,10 @@ def laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
 def discrete_laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of discrete Laplace noise on an integer, an `events.DiscreteLaplace`.
 
-    The mass of all other outcomes moves to the integers from 0 to the sensitivity. If
-    the sensitivity exceeds the constant `INTERVALS`, the mass moves to INTERVALS + 1 of
-    these integers. The argument tail is not used, since all losses are finite.
+    The result has the integers from 0 to the sensitivity, or INTERVALS + 1 of these
+    integers if the sensitivity exceeds the constant `INTERVALS`. The mass of all other
+    integers moves to the integers of the result. The argument tail is not used, since
+    all losses are finite.
     """
     sensitivity = max(event.sensitivity, 1)
     return _laplace(sensitivity / event.scale, _integer_points(sensitivity))

@@ -136,7 +136,8 @@ class Plan(NamedTuple):
 
         Args:
           invariants: the batch-invariant inputs, which depend on no example, parameter
-            leaves first. A whole loss has no batch-invariant inputs except the leaves.
+            leaves first. If the plan analyses a loss and not a checkpointed block, the
+            leaves are the only batch-invariant inputs.
         """
         values = eqs.values_of_inputs(self.from_leaves, invariants)
         return [[values[v] for v in c.path.invars] for c in self.components]
@@ -201,8 +202,9 @@ def plan(
       num_invariant: the number of inputs that depend on no example. These inputs come
         first. None if only the parameter leaves depend on no example.
       outputs: the indices of the outputs that are differentiated.
-      keep_blocks: whether a `jax.checkpoint` block stays checkpointed, instead of being
-        inlined, if `Component.is_in_blocks` holds for its parameter leaves.
+      keep_blocks: if true, a `jax.checkpoint` block stays checkpointed if
+        `Component.is_in_blocks` is true for each component with a site in the block.
+        All other blocks are inlined. If false, all blocks are inlined.
     """
     num_invariant = len(groups) if num_invariant is None else num_invariant
     inputs = range(len(closed.in_avals))
