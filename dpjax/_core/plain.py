@@ -72,8 +72,8 @@ def from_plain(kind: Any, value: Any, name: str) -> Any:
 
     Args:
       kind: the type, such as a record's class, `int`, a tuple whose entries have one
-        type, or a union of types. A union that contains `float` is read as a number,
-        or as None if the union contains None.
+        type, or a union of types. A union that contains `float` is read as a number, or
+        as None if the union contains None.
       value: a result of `to_plain`, or a copy of such a result read from JSON.
       name: the name of the value in error messages.
 

@@ -135,8 +135,8 @@ def best_plan(plan: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
     Args:
       plan: `dpjax.plan`, which makes the plan of each mechanism.
-      arguments: the arguments that the caller passed to `dpjax.plan`, by name. At
-        least one of `sampling` and `noise` leaves a choice, for example as "auto".
+      arguments: the arguments that the caller passed to `dpjax.plan`, by name. At least
+        one of `sampling` and `noise` leaves a choice, for example as "auto".
 
     Raises:
       ValueError: an argument that a comparison needs is missing; an argument is out of

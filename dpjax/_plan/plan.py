@@ -26,8 +26,8 @@ from dpjax.noise._correlated import Buffer
 class Plan(RunParameters):
     """The plan of a private run, made by `dpjax.plan`; immutable, and static under jit.
 
-    The guarantee depends on all attributes of a plan together. To change one, make
-    another plan.
+    The guarantee depends on the numbers and settings of a plan together. To change one,
+    make another plan.
 
     Attributes:
       num_examples: n, the size of the data set.
@@ -112,9 +112,9 @@ class Plan(RunParameters):
         """The examples of a step, from arrays in memory; also under jit and in a scan.
 
         Args:
-          data: a tree of arrays, whose leading axis is over the examples. With
-            unit="user", the tree that the method `stacked` of a `Users` data set
-            returns; `by_user` makes such a data set.
+          data: a tree of arrays with a leading axis of length num_examples, indexed by
+            position. With unit="user", the tree that the method `stacked` of a `Users`
+            data set returns; `by_user` makes such a data set.
           step: as for `batch`; a traced step is not checked.
           key: one typed key for the whole run. The optimizer may have the same key.
 
@@ -148,9 +148,9 @@ class Plan(RunParameters):
         """Iterate over the examples of one step after the other, up to the step limit.
 
         Args:
-          data: a tree of arrays with a leading axis over the examples, or one data set
-            object. The arrays are arrays of NumPy (also files mapped into memory) or of
-            JAX. Arrays of other libraries, such as pandas or torch, are read into
+          data: a tree of arrays with a leading axis of length num_examples, or one data
+            set object. The arrays are arrays of NumPy (also files mapped into memory)
+            or of JAX. Arrays of other libraries, such as pandas or torch, are read into
             memory once, by position and not by label. A data set object has `len` and
             integer indexing (a list, or a data set of torch, grain or Hugging Face),
             and its examples are trees of arrays and numbers. If the object has

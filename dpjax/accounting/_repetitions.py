@@ -70,8 +70,8 @@ class _NegativeBinomial(_RandomRepetitions):
     """A truncated negative binomial distribution of the number K of runs.
 
     The distribution has two parameters, η and γ. η is the attribute `shape`, and γ is
-    the property `stop`. P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!,
-    for k = 1, 2, ….
+    the property `stop`. P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1,
+    2, ….
     """
 
     shape: float
@@ -146,8 +146,8 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
 
     Attributes:
       shape: η, above -1. η = 1 gives the distribution `Geometric`, and η = 0 gives
-        `Logarithmic`. Neither γ below 1e-100 nor P(K = 1) below 1e-290 is
-        allowed, so a shape near -1 or a large shape limits the mean.
+        `Logarithmic`. Neither γ below 1e-100 nor P(K = 1) below 1e-290 is allowed, so a
+        shape near -1 or a large shape limits the mean.
       mean: E[K], above 1. The mean determines γ, the property `stop`.
 
     Reference: Papernot and Steinke (2022), Definition 1.

@@ -152,7 +152,8 @@ def epsilon(
       traced noise multiplier or δ at or below 0, and for a NaN.
 
     Raises:
-      ValueError: noise_multiplier, delta or a static argument is out of range.
+      ValueError: a static argument is out of range, or a noise_multiplier or delta
+        that is not traced.
 
     Privacy: every example takes part in a uniformly random set of k steps of each
     epoch, independently of all other examples and epochs. In each of its steps, an
@@ -207,7 +208,8 @@ def delta(
       at a finite ε, for a traced noise multiplier that is NaN or at most 0.
 
     Raises:
-      ValueError: noise_multiplier, epsilon or a static argument is out of range.
+      ValueError: a static argument is out of range, or a noise_multiplier or epsilon
+        that is not traced.
 
     Privacy: the assumptions and the guarantee are those of `allocation.epsilon`.
 
@@ -276,7 +278,8 @@ def epsilon_lower(
       ε, f[*b], rounded down. The result is 0 for traced values out of range.
 
     Raises:
-      ValueError: noise_multiplier, delta or a static argument is out of range.
+      ValueError: a static argument is out of range, or a noise_multiplier or delta
+        that is not traced.
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling.

@@ -144,8 +144,8 @@ def delta(
     loss of example i, and b is one draw of N(0, σ² I).
 
     Args:
-      noise_multiplier: σ/L, at least 0, f[*b], where L bounds the norm of one
-        example's gradient.
+      noise_multiplier: σ/L, at least 0, f[*b], where L bounds the norm of one example's
+        gradient.
       epsilon: f[*b], at least 0.
       curvature: β/Λ, f[*b], at least 0, where β bounds the curvature of one example's
         loss.

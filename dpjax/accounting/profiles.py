@@ -192,8 +192,8 @@ class RandomBinsProfile(NamedTuple):
         """Whether a bound on the δ(ε) added by overflow is at most LEAST_SHARE · δ.
 
         Overflow means that batches exceed their capacity. If the result is true, and
-        the run with unlimited capacity is
-        (ε, (1 − LEAST_SHARE) δ)-DP, then the run with limited capacity is (ε, δ)-DP.
+        the run with unlimited capacity is (ε, (1 − LEAST_SHARE) δ)-DP, then the run
+        with limited capacity is (ε, δ)-DP.
         """
         return bool(self._overflow_delta(epsilon) <= LEAST_SHARE * delta)
 

@@ -116,8 +116,9 @@ def poisson_gaussian(
       orders a up to 1e8 σ, the curve exceeds the exact divergence by a relative error
       of at most 2e-10 + 1e-14 / (a − 1) before the cast to the dtype of the result. For
       σ < 0.1, the curve is a looser bound that follows from convexity. For σ >= 0.1 and
-      orders above 1e8 σ, the curve is the curve without sampling, which is a bound. The
-      result is inf for a traced argument out of range.
+      orders above 1e8 σ, the curve is the curve without sampling, which is a bound. For
+      finite σ above 1e60, the curve is a looser bound, too. The result is inf for a
+      traced argument out of range.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -11,11 +11,12 @@ one of these three differs.
 A `Run` has the key, the step, the parameters, the optimizer's state and a digest of the
 parameters that were released last. The modules are:
 
-1. `_record`: the record of a run. The record has the plan's attributes, a digest of the
-   batches and noise that a public key gives under that plan in this environment, the
-   names, dtypes and shapes of the run's arrays, and a digest of the arrays. `save`
-   writes the record beside the arrays. `restore` compares the record with the caller's
-   plan and run, and only then restores the arrays.
+1. `_record`: the record of a run. The record has the plan's attributes (except
+   `epsilon`, `solved_for` and `comparison`), the names, dtypes and shapes of the run's
+   arrays, and a digest of the arrays. The record also has a digest of the batches and
+   noise that a fixed key, which is not secret, gives under that plan in this
+   environment. `save` writes the record beside the arrays. `restore` compares the
+   record with the caller's plan and run, and only then restores the arrays.
 2. `_processes`: actions of several processes that succeed in all of them or in none.
 3. `_disk`: files that are written atomically, and survive a loss of power. Orbax (the
    extra `checkpoint`) saves arrays shard by shard, and restores them with the sharding

@@ -102,9 +102,9 @@ def restore(
 
     Args:
       folder: the folder of the run's checkpoints.
-      plan: the run's plan. All of its attributes except `epsilon` and `solved_for` must
-        equal the saved ones exactly. If `dpjax.plan` solved for a number, use
-        `plan_of`, which returns the saved plan.
+      plan: the run's plan. All of its attributes except `epsilon`, `solved_for` and
+        `comparison` must equal the saved ones exactly. If `dpjax.plan` solved for a
+        number, use `plan_of`, which returns the saved plan.
       like: a run of the same structure at its beginning. The restored arrays have the
         sharding of the arrays in `like`, on a mesh of any shape. Leaves that are not
         numeric come from `like`.

@@ -108,10 +108,10 @@ class ClippedGrad(Generic[Params]):
     ) -> Summed:
         """Sum the clipped gradients in float64, and collect the per-example results.
 
-        The method is for arithmetic="discrete".
-        Each gradient is clipped to C / (1 + h), where C is the clip norm, and h is such
-        that one example changes the rounding error of the sum by at most h C / (1 + h).
-        So the computed floats of the sum have sensitivity C.
+        The method is for arithmetic="discrete". Each gradient is clipped to C / (1 +
+        h), where C is the clip norm, and h is such that one example changes the
+        rounding error of the sum by at most h C / (1 + h). So the computed floats of
+        the sum have sensitivity C.
 
         Args:
           closed: the loss's jaxpr.

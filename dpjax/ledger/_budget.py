@@ -166,9 +166,10 @@ class Budget:
 
         Raises:
           ValueError: share is out of range, or is too small for a plan with these
-            arguments; nothing remains of the budget; `left.slack` does not cover the
-            slack and the plan's discrete noise; an argument is given that the budget
-            determines; or an argument is invalid for `dpjax.plan`.
+            arguments; nothing remains of the budget; composition is "adaptive", and
+            `left.slack` does not cover the slack and the plan's discrete noise; an
+            argument is given that the budget determines; or an argument is invalid for
+            `dpjax.plan`.
 
         Example:
           >>> import dpjax

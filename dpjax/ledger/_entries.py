@@ -498,8 +498,8 @@ def _append(path: Path, make: Callable[[list[Entry]], Entry | None]) -> None:
     """Append an entry to a ledger's file.
 
     `make` maps the existing entries to the new entry, or to None for no new entry. The
-    file is locked while `make` runs. If JAX runs in several processes, only the first
-    process appends.
+    file is locked while `make` runs, where `fcntl` exists. If JAX runs in several
+    processes, only the first process appends.
     """
 
     def line(lines: list[_chain.Line]) -> _chain.Line | None:

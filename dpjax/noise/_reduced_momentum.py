@@ -414,7 +414,7 @@ def update(
 def momentum_variance(
     num_steps: int, steps_per_epoch: int, *, decay: float, refresh: float
 ) -> Terms[np.ndarray]:
-    """The variance that each of three noise trees adds to the momentum over 1 − β.
+    """The variance that each of three noise trees adds to momentum divided by 1 − β.
 
     `update` returns the momentum m̂_t at step t. Each sequence in `Terms` has a tree of
     noisy sums. The result for a tree is the variance of the noise in a coordinate of

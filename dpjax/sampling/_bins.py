@@ -243,11 +243,10 @@ def random_bins_step(
 ) -> Batch:
     """One step of `random_bins`, without computing the rest of the epoch.
 
-    For n up to 2¹⁶ the time is O(n). For larger n, the mean time of a step is
-    O(b log n), and the memory is O(b): for each of the b slots, a step computes
-    1100 to 1400 rounds of a hash, in the mean over all steps of a long epoch. The first
-    steps of an epoch need more rounds than later steps, at most 1000 log₂ n for each
-    slot.
+    For n up to 2¹⁶ the time is O(n). For larger n, the mean time of a step is O(b log
+    n), and the memory is O(b): for each of the b slots, a step computes 1100 to 1400
+    rounds of a hash, in the mean over all steps of a long epoch. The first steps of an
+    epoch need more rounds than later steps, at most 1000 log₂ n for each slot.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.

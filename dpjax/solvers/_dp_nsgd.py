@@ -59,8 +59,7 @@ def _train(
 ) -> tuple[Tree, Curve]:
     """Train, and return the last parameters and the `Curve`.
 
-    Runs that differ only in the values of traced arguments share one compiled
-    program.
+    Runs that differ only in the values of traced arguments share one compiled program.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
     """

@@ -55,8 +55,8 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
     """The cumulative distribution of the number of rounds R, in units of 2⁻³².
 
     The results are P(R <= k) for k from 1 to N, rounded down, u64[N]. The last
-    threshold is exactly 2³². `random_round_sgd` draws a uniform 32-bit number,
-    and R is the rank of the first threshold that exceeds this number.
+    threshold is exactly 2³². `random_round_sgd` draws a uniform 32-bit number, and R is
+    the rank of the first threshold that exceeds this number.
     """
     cumulative = np.cumsum(probabilities) / np.sum(probabilities)
     edges = np.floor(cumulative * 2.0**32).astype(np.uint64)

@@ -119,8 +119,7 @@ def _train(
 ) -> tuple[Params, Curve]:
     """Train, and return the last parameters and the `Curve` of all steps.
 
-    Runs that differ only in the values of traced arguments share one compiled
-    program.
+    Runs that differ only in the values of traced arguments share one compiled program.
     """
     batches = sampling.cyclic(data.finite.shape[0], run.batch_size)
     n = run.steps_per_epoch

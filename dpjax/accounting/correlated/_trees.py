@@ -193,9 +193,9 @@ def ratio(
     position of the tree. The first result is the distribution of the first factor, on a
     grid of n points that leaves out a probability of about `tail`. The second factor is
     lognormal, and a Gaussian mechanism accounts for this factor. The second result is
-    the variance of the log of the second factor. by_gap has the covariance of two
-    positions by their distance around the circle that the n_b steps of an epoch form,
-    divided by the square of the noise multiplier.
+    the variance of the log of the second factor. by_gap has, for each distance around
+    the circle that the n_b steps of an epoch form, an upper bound on the covariance of
+    positions at this distance or more, divided by the square of the noise multiplier.
 
     Each join of the tree combines two sets of positions, and multiplies the ratio by a
     lognormal factor, which all positions of both sets share. If the standard deviation

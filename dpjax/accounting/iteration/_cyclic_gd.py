@@ -141,7 +141,7 @@ def _check(
 
     Raises:
       ValueError: an argument is invalid, or an assumption fails.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
     """
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
@@ -176,7 +176,7 @@ def noisy_cyclic_gd_bounds(
 
     Raises:
       ValueError: as for `noisy_cyclic_gd_mu`.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Example:
       >>> from dpjax import Adjacency
@@ -228,7 +228,7 @@ def noisy_cyclic_gd_mu(
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: the last iterate alone, and anything computed from the last iterate, is
     μ-GDP under the given adjacency. No other value of the run may be released.
@@ -283,7 +283,7 @@ def noisy_cyclic_gd_mus(
     Raises:
       ValueError: a static argument is out of range, an assumption fails, or an argument
         is an array with axes.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Example:
       >>> from dpjax import Adjacency
@@ -328,7 +328,7 @@ def noisy_gd_bounds(
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Example:
       >>> from dpjax import Adjacency
@@ -372,7 +372,7 @@ def noisy_gd_mu(
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: the last iterate alone, and anything computed from the last iterate, is
     μ-GDP under the given adjacency. Let m and M be the least and the largest curvature
@@ -431,7 +431,7 @@ def last_iterate_rdp(
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Reference: Kong and Ribero (2024), Theorems 4.3 to 4.5, with optimal shifts and with
     the constant of `clipped_step_lipschitz` in place of their Proposition 3.4(b).
@@ -501,7 +501,7 @@ def gradient_descent_sensitivity(
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3, with smaller
     constants: s is at most 2 in place of 3. For curvatures from m > 0 to M and step

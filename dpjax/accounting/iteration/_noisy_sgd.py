@@ -231,7 +231,7 @@ def noisy_sgd_bounds(
 
     Raises:
       ValueError: as for `noisy_sgd_epsilon`.
-      TypeError: a keyword argument of `Setting` is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Example:
       >>> from dpjax import Adjacency
@@ -323,7 +323,7 @@ def noisy_sgd_epsilon(
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
-      TypeError: a keyword argument of `Setting` is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: the last iterate alone, and anything computed from the last iterate, is
     (ε, δ)-DP under REPLACE. The batches must stay secret.

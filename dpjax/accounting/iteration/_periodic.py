@@ -144,8 +144,8 @@ def _best_contracting_restart(y, start, m, period: int, epochs: int) -> jax.Arra
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. A restart right after a use ignores all
     steps up to this use. At a restart, the runs are at most r · start noise standard
-    deviations apart. There are `epochs` uses, `period` steps apart. After the last
-    use, m − 1 steps follow, and c is the Lipschitz constant of a step.
+    deviations apart. There are `epochs` uses, `period` steps apart. After the last use,
+    m − 1 steps follow, and c is the Lipschitz constant of a step.
     """
     runs = powers(2 * y, period)
     # A restart after the last use leaves one block: the m − 1 steps after this use.
@@ -167,8 +167,8 @@ def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. A restart right after a use ignores all
     steps up to this use. At a restart, the runs are at most r · start noise standard
-    deviations apart. There are `epochs` uses, `period` steps apart. After the last
-    use, m − 1 steps follow, and e^y is the Lipschitz constant of a step.
+    deviations apart. There are `epochs` uses, `period` steps apart. After the last use,
+    m − 1 steps follow, and e^y is the Lipschitz constant of a step.
 
     After a restart, each edge of the minorant is a block of steps. The candidates are
     the restarts for which the first edge contains all later uses, or all later uses
@@ -202,8 +202,8 @@ def contraction_bound(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
 
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. After the last use, m − 1 steps follow,
-    and m must be 1 if batches are reshuffled. Every step has the Lipschitz
-    constant c = e^y. For c > 1, the result is inf if `cycle.assumed.convex` is true.
+    and m must be 1 if batches are reshuffled. Every step has the Lipschitz constant c =
+    e^y. For c > 1, the result is inf if `cycle.assumed.convex` is true.
 
     If batches are reshuffled, the bound is for the worst positions of the uses. For
     c <= 1, moving a use to a later step never reduces the bound. The worst position is

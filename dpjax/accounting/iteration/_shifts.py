@@ -187,7 +187,7 @@ def scheduled_cyclic_gd_mu(
     Raises:
       ValueError: a static argument is out of range, an assumption fails, lengths
         differ, a vector is empty, or no argument is a vector.
-      TypeError: an assumption is missing.
+      TypeError: an assumption is missing or unknown. This error is also a ValueError.
 
     Privacy: the last iterate alone is μ-GDP under the given adjacency. Schedules must
     not depend on the data.

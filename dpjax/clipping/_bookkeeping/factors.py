@@ -335,8 +335,8 @@ def _sum_over_pairs(
     Args:
       one: the left rows a_t and the right rows d_t.
       other: the left rows a_s and the right rows d_s.
-      other_roundings: the number of roundings that the bound must cover in addition
-        to those of the sums over rows.
+      other_roundings: the number of roundings that the bound must cover in addition to
+        those of the sums over rows.
     """
     (alpha, of_alpha), (delta, of_delta) = map(_inner_products, one, other)
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)

@@ -66,8 +66,8 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict likelihood ratios L = dP/dQ on about 2n cells to n adjacent cells.
 
-    A cell is an interval of L, and `masses` is a batch of distributions. Below the
-    n cells, Q has at most the mass `tail`. Above the n cells, P has at most this mass.
+    A cell is an interval of L, and `masses` is a batch of distributions. Below the n
+    cells, Q has at most the mass `tail`. Above the n cells, P has at most this mass.
     The masses below and above are merged into the first and the last cell. If the
     restriction needs more than n cells, pairs of neighbouring cells are merged first.
     """

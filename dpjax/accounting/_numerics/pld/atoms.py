@@ -206,8 +206,8 @@ class _Groups(NamedTuple):
 def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
     """Divide the integers around 0 into GROUPS groups, and sum weights in each group.
 
-    The weights are those of the noise, e^{−z²/2σ²}; `_Groups` describes the sums.
-    The privacy loss decreases by `slope` from one integer to the next. At each end, the
+    The weights are those of the noise, e^{−z²/2σ²}; `_Groups` describes the sums. The
+    privacy loss decreases by `slope` from one integer to the next. At each end, the
     groups leave out integers on which the discrete Gaussian noise has at most the mass
     `tail`. The last groups may be empty.
     """

@@ -24,9 +24,9 @@ class Domain(NamedTuple):
       allowed: whether the numbers describe a mechanism. If not, upper bounds are δ = 1
         and ε = ∞, and lower bounds are 0.
       silent: whether the mechanism releases nothing.
-      private: whether an upper bound below δ = 1 or below ε = ∞ exists. For
-        example, a mechanism without noise is not private. If `private` and `silent` are
-        false, the bounds are those of an event that is not allowed.
+      private: whether an upper bound below δ = 1 or below ε = ∞ exists. For example, a
+        mechanism without noise is not private. If `private` and `silent` are false, the
+        bounds are those of an event that is not allowed.
     """
 
     allowed: jax.Array

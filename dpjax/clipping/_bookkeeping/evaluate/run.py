@@ -78,8 +78,8 @@ class BlockEvaluation(NamedTuple):
       request: whether the blocks compute norms or sums for the batch.
       outputs: a function that returns the outputs of a block for one example. Its
         arguments are the `Request` for the example, the block's sites, the values of
-        the block's inputs, and the tap at each site (the array of zeros that is added
-        to a value there). None if no block stays checkpointed.
+        the block's inputs, and the tap at each site, an array of zeros. None if no
+        block stays checkpointed.
     """
 
     request: Request
@@ -298,9 +298,9 @@ class Records(NamedTuple):
     Attributes:
       records: for each site, the values of the equation's inputs except the operand,
         with a leading batch axis; empty if the site is not a `RuledSite`.
-      cotangents: for each site, the cotangent of the tap, the array of zeros that is
-        added to a value at the site. The cotangent has a leading batch axis, unless it
-        is a sum that a checkpointed block returns.
+      cotangents: for each site, the cotangent of the tap, an array of zeros (see the
+        module's docstring). The cotangent has a leading batch axis, unless it is a sum
+        that a checkpointed block returns.
       inputs: the values from which the operands are computed, the parameter leaves
         first. These values depend on no example.
     """
@@ -316,9 +316,10 @@ def record_sites(
     """Run a loss forward and backward on a batch, and record inputs and cotangents.
 
     A site is an equation that combines a value computed from parameters alone, the
-    operand, with the example. At each site, an array of zeros, the tap, is added to a
-    value, such as the operand or the equation's output. The derivative with respect to
-    the tap is the cotangent at the site.
+    operand, with the example. Each site has a tap, an array of zeros. The module's
+    docstring says to which value a tap is added. The derivative with respect to the tap
+    is the cotangent at the site; at a checkpointed block, it is the block's norms or
+    sums.
 
     Args:
       plan: the analysis of the loss.
@@ -353,9 +354,9 @@ def run_with_taps(
     """Make taps, and a function that runs a batch with these taps.
 
     A site is an equation that combines a parameter with the example. For each site, a
-    tap is an array of zeros, which the function adds to a value at the site. The
-    function takes the taps and the examples, and returns the loss's outputs f[b, ...]
-    and `Records.records`.
+    tap is an array of zeros. The module's docstring says to which value the function
+    adds a tap. The function takes the taps and the examples, and returns the loss's
+    outputs f[b, ...] and `Records.records`.
 
     Args:
       plan: the analysis of the loss.
