@@ -269,13 +269,10 @@ def test_wrong_draws_raise():
     with pytest.raises(ValueError, match="share"):
         account.plan(**SIZES, share=1.5)
     rest = account.left.slack
-    for given in (
-        {"slack": 2 * rest},
-        {"slack": 0.5},
-        {"slack": rest, "arithmetic": "discrete"},
-    ):
+    cheap = {**SIZES, "num_steps": 1, "max_batch_size": SIZES["num_examples"]}
+    for given in ({"slack": 0.5}, {"slack": rest, "arithmetic": "discrete"}):
         with pytest.raises(ValueError, match="the remaining slack"):
-            account.plan(**SIZES, **given)
+            account.plan(**cheap, **given)
     spent = account.draw(events.Gaussian(account.left.mu))
     with pytest.raises(ValueError, match="share"):
         spent.plan(**SIZES)
