@@ -112,7 +112,8 @@ def pytest_collection_modifyitems(items):
     """Keep one case of each test marked `diagonal`, or one per combination.
 
     A combination has one value of each argument that the mark names. All other cases
-    are marked `matrix`. Which case stays depends on the names of the test and of these
+    are marked `matrix`. Cases with another mark that removes them from the default
+    suite are ignored. Which case stays depends on the names of the test and of these
     values alone, and differs from value to value.
     """
     groups, numbers = {}, {}
@@ -121,7 +122,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.whole)  # each function has tests of its own
             continue
         diagonal = item.get_closest_marker("diagonal")
-        if diagonal is None or item.get_closest_marker("slow") is not None:
+        if diagonal is None or any(map(item.get_closest_marker, _UNLIMITED)):
             continue
         test = item.path, item.originalname
         values = []

@@ -184,7 +184,7 @@ def test_delta_bounds_bracket_simulation(noise, num_steps, num_epochs, epsilon):
     assert lower <= upper <= 1.05 * lower
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("noise", "num_steps", "num_selected", "num_epochs", "epsilon", "factor"),
     [(2.0, 12, 3, 2, 0.5, 1.06), (1.3, 11, 2, 1, 0.5, 1.09), (0.7, 5, 3, 1, 2.0, 1.2)],

@@ -50,6 +50,7 @@ def best_chain_fn(n_b):
     return best_chain
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("n_b", [2, 37])
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
 def test_chain_covariances_dominate_exact_covariances(n_b, decay):

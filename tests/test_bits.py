@@ -301,6 +301,7 @@ DEFAULT = [
 ]
 
 
+@pytest.mark.diagonal
 @pytest.mark.rounding
 @pytest.mark.parametrize(("name", "engine"), DEFAULT)
 def test_floats_of_a_sum_move_by_at_most_the_clip_norm(name, engine):
@@ -807,6 +808,7 @@ def test_correlated_releases_are_integers_of_the_lattice_after_the_strategy(name
         assert np.max(off) < 5.5
 
 
+@pytest.mark.matrix
 def test_correlated_state_has_no_float64_and_refuses_further_steps():
     tx = correlated("geometric", 3)
     params = {"w": np.zeros((4, 5), np.float32), "v": np.zeros(2, np.float32)}
@@ -822,6 +824,7 @@ def test_correlated_state_has_no_float64_and_refuses_further_steps():
     assert all(np.all(np.isnan(x)) for x in outputs[3:])
 
 
+@pytest.mark.matrix
 def test_correlated_noise_on_a_mesh_is_that_of_one_device():
     """Independent noise is in `test_placement`."""
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))

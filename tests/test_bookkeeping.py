@@ -288,6 +288,7 @@ def weighted_sums(w, example):
     return jnp.sum((x @ w) * weights)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("engine", "arithmetic"),
     [("auto", "real"), ("ghost", "real"), ("vmap", "real"), ("auto", "discrete")],
@@ -642,7 +643,7 @@ def test_gradients_of_a_reused_weight_are_summed_before_squaring():
     assert dpjax.explain(joint, w, x).rows[0].norm == "rows"
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix
 @pytest.mark.parametrize("reverse", [False, True])
 def test_nested_scans_match_reference(reverse):
     """Layers by one scan, each a recurrence by another.
@@ -687,6 +688,7 @@ def test_nested_scans_match_reference(reverse):
     assert rows["['u']"].why == "made by mul"
 
 
+@pytest.mark.matrix
 def test_slices_of_one_parameter_match_reference():
     """Layers stacked in one array: norms by rows where slices do not overlap."""
     w = normal(0, 3, 16, 16, scale=0.25)

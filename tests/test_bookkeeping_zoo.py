@@ -259,6 +259,7 @@ def weight_standardised() -> Any:
     return loss, params, images()
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     "model",
     [

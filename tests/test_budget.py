@@ -35,6 +35,7 @@ def poisson_delta(noise, rate, epsilon):
 # --- a mechanism as a Gaussian one
 
 
+@pytest.mark.matrix
 def test_bound_covers_randomised_response():
     """Of p = 0.7: the truth with probability 0.85, so that e^ε₀ = 17 / 3."""
     response, slack = events.RandomizedResponse(0.3, 2), 1e-3
@@ -48,6 +49,7 @@ def test_bound_covers_randomised_response():
     assert np.any(deltas > less)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("slack", [1e-9, 1e-3])
 def test_bound_from_few_points_equals_bound_from_all(slack, monkeypatch):
     response = events.RandomizedResponse(0.3, 2)
@@ -268,11 +270,6 @@ def test_wrong_draws_raise():
             account.plan(**SIZES, **{name: 1.0})
     with pytest.raises(ValueError, match="share"):
         account.plan(**SIZES, share=1.5)
-    rest = account.left.slack
-    cheap = {**SIZES, "num_steps": 1, "max_batch_size": SIZES["num_examples"]}
-    for given in ({"slack": 0.5}, {"slack": rest, "arithmetic": "discrete"}):
-        with pytest.raises(ValueError, match="the remaining slack"):
-            account.plan(**cheap, **given)
     spent = account.draw(events.Gaussian(account.left.mu))
     with pytest.raises(ValueError, match="share"):
         spent.plan(**SIZES)
@@ -315,6 +312,22 @@ def test_numbers_of_no_mechanism_are_no_credit(way):
     ]:
         with pytest.raises(ValueError, match=named):
             account.draw(release)
+
+
+@pytest.mark.parametrize(
+    ("share_of_rest", "arithmetic"),
+    [
+        (5e5, "real"),
+        pytest.param(2.0, "real", marks=pytest.mark.matrix),
+        pytest.param(1.0, "discrete", marks=pytest.mark.matrix),
+    ],
+)
+def test_plan_beyond_the_remaining_slack_raises(share_of_rest, arithmetic):
+    account = dpjax.budget(2.0, 1e-5, adjacency=ADD)
+    sizes = {**SIZES, "num_steps": 1, "max_batch_size": SIZES["num_examples"]}
+    slack = share_of_rest * account.left.slack
+    with pytest.raises(ValueError, match="the remaining slack"):
+        account.plan(**sizes, slack=slack, arithmetic=arithmetic)
 
 
 def test_an_event_in_the_wrong_place_is_named_with_its_container():

@@ -346,6 +346,7 @@ def test_other_names_of_generators_raise():
         dpjax.random_key("salsa20")
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("spec", [jax.P("x"), jax.P(None, "x")], ids=str)
 def test_each_device_draws_its_own_part(axis_type, spec):
@@ -521,7 +522,7 @@ def test_noise_is_the_same_in_a_scan_and_step_by_step(name):
     assert np.std(result[2] - result[1]) > 0.1
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name", [n for n in SAMPLERS if n in ("poisson", "random_bins_step", "reshuffled")]
 )

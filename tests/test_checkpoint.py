@@ -120,6 +120,7 @@ def test_every_kind_of_noise_continues_bit_for_bit(name, buffer, tmp_path):
     assert runs_equal(continue_until(result, STEPS), continue_until(middle, STEPS))
 
 
+@pytest.mark.matrix
 def test_leaves_of_every_kind_are_restored(plan, tmp_path):
     words = np.arange(8, dtype=np.uint32).reshape(2, 4)
     key = jax.random.wrap_key_data(words[0], impl="rbg")
@@ -200,6 +201,7 @@ def saved_folder(plan, uninterrupted_runs, tmp_path):
     return tmp_path
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("changed", "named"),
     [

@@ -213,6 +213,7 @@ def report_text(run_command, write_record, kind, steps):
     return run_command(write_record(make_plan(kind).guarantee.at(steps)))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("kind", ["fixed", "users", "varying", "unvaried", "nothing"])
 @pytest.mark.parametrize("steps", [36, 9])
 def test_report_equals_the_guarantee_statement(report_text, kind, steps):

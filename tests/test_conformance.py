@@ -698,6 +698,7 @@ def test_consumers_of_one_key_never_share_a_stream():
             assert not set(drawn[one]) & set(drawn[other]), (one, other)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     "kind",
     [

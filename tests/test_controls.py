@@ -59,6 +59,7 @@ def add_noise_after_cast(monkeypatch):
     monkeypatch.setattr(noise, "at_least_float32", lambda dtype: dtype)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("broken", "test"),
     [

@@ -319,6 +319,7 @@ def test_float32_mu_is_rounded_up():
     assert float(wide) <= float(narrow) <= float(wide) * (1 + 2e-7)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "order",
     [

@@ -51,6 +51,7 @@ def ones(*shape):
     return np.ones(shape, np.float32)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     "name", mark_others_as_matrix(("two poles", "scaled", "tree"), STRATEGIES)
 )
@@ -72,6 +73,7 @@ def test_noise_covariance_equals_that_of_the_inverse_matrix(name):
     assert np.all(np.abs(a @ b.T / draws) < 6 * scale)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     "name", mark_others_as_matrix(("geometric", "tree"), REGENERATED)
 )
@@ -105,6 +107,7 @@ def test_tree_noise_matches_inverse_matrix_at_any_length(num_steps):
     np.testing.assert_allclose(run_on_zeros("tree", "regenerate"), noise, atol=1e-5)
 
 
+@pytest.mark.diagonal("arithmetic")
 @pytest.mark.parametrize("stddev", [1.3, 2.0**-90])
 @pytest.mark.parametrize("arithmetic", ["real", "discrete"])
 def test_changed_stddev_gives_nan_updates(arithmetic, stddev):

@@ -126,6 +126,7 @@ def random_batch_run():
     )
 
 
+@pytest.mark.matrix
 def test_noiseless_full_and_random_batch_descent_matches_reference(
     full_batch_run, random_batch_run
 ):

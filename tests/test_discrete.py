@@ -121,6 +121,7 @@ def test_ties_are_decided_by_the_last_bits(monkeypatch):
     assert abs(share - 0.75) < 5.5 * math.sqrt(0.75 * 0.25 / size)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("draws", [2, 3])
 def test_released_numbers_are_integers_of_the_lattice(draws):
     stddev = 2.0**-9 * 3

@@ -315,6 +315,7 @@ def test_integers_without_noise_do_not_convert():
         events.to_dp_event(events.DiscreteLaplace(0.0, 1), ADD)
 
 
+@pytest.mark.matrix
 def test_fields_of_a_mixture_may_be_in_axes_of_vmap():
     noise = jnp.array([1.0, 2.0])
     rest = (0.0, 1.0), (0.5, 0.5), ADD

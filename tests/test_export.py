@@ -61,6 +61,7 @@ def test_clipped_gradients_lower_for_gpu_and_tpu(engine, microbatch_size):
     assert "f64" not in lowered
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     "name",
     [
@@ -87,6 +88,7 @@ def random_bins_of_many(key, step):
     return dpjax.sampling.random_bins_step(100_000, 5_000, **sizes)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", [*SAMPLERS, "random_bins_step, many"])
 def test_batches_lower_for_gpu_and_tpu_without_floats(name):
     sample = SAMPLERS.get(name, random_bins_of_many)

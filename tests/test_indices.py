@@ -117,7 +117,7 @@ def test_64_bit_indices_match_reference(dtype, x64):
     assert_engines_match_reference(dtype, ("bookkeeping", "ghost", "vmap"))
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_index_dtypes_narrower_than_the_table_match_reference(dtype):
     """Not by vmap, where XLA's result differs from program to program."""
@@ -164,6 +164,7 @@ def test_long_inputs_match_reference(loss, engine, most):
     np.testing.assert_allclose(total, expected, 1e-3, 1e-4)
 
 
+@pytest.mark.matrix
 def test_memory_is_linear_in_the_input_length():
     length, width = 4096, 16
     table = np.zeros((32768, width), np.float32)

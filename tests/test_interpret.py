@@ -195,6 +195,7 @@ def count_programs():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_numpy_evaluation_equals_compiled_function(name):
     fn, *args = FUNCTIONS[name]

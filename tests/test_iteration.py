@@ -314,6 +314,7 @@ def test_derivatives_of_epsilon_match_finite_differences(at, x64):
         assert slope == pytest.approx(difference / 2e-6, rel=1e-6, abs=1e-7)
 
 
+@pytest.mark.matrix
 def test_float32_derivatives_at_contraction_one_are_finite():
     """c = 1 exactly, where closed forms divide zero by zero."""
 
@@ -372,6 +373,7 @@ def test_invalid_traced_values_give_infinity():
     assert float(traced_best(step_size=1.2)) == float(cyclic_bounds().composition)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", ["weak_convexity", "regularization"])
 def test_infinite_traced_curvature_gives_infinity(name):
     @jax.jit

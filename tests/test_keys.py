@@ -252,6 +252,7 @@ class Twins:
         return cls(*children)
 
 
+@pytest.mark.matrix
 def test_leaves_with_equal_names_share_no_noise():
     zeros = np.zeros(2000, np.float32)
     tx = dpjax.add_gaussian_noise(1.0, key=KEY)
@@ -356,6 +357,7 @@ def test_stream_of_a_known_key_is_that_of_a_traced_key(impl):
     )
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5), (0, 4)])
 def test_word_pairs_are_both_words_of_each_hash(shape):
     # JAX makes the data of new keys of Threefry from the same hashes.

@@ -121,6 +121,7 @@ def test_exponential_mechanism_mu_bounds_tilted_densities(
             assert truth <= gdp.delta(mu, epsilon) * (1 + 1e-9)
 
 
+@pytest.mark.matrix
 def test_derivatives_match_finite_differences(x64):
     def fn(eta, m, D):
         return iteration.langevin_mu(

@@ -355,6 +355,7 @@ def test_repeating_a_release_adds_no_line(three_line_ledger, plan, runs_by_step)
     assert [x.start for x in ledger.read(three_line_ledger).entries] == [0, 2, 4, 5]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     "case", ["bits", "earlier", "between", "beyond", "anew", "plan", "steps"]
 )
@@ -406,6 +407,7 @@ def test_reusing_a_key_for_another_run_raises(path, plan, runs_by_step):
     assert ledger.run_name(jax.random.key(5, impl="rbg")) not in names
 
 
+@pytest.mark.matrix
 def test_rbg_and_unsafe_rbg_keys_with_equal_data_name_one_run(path, plan, runs_by_step):
     """They draw the same batches and noise, so that a second release raises."""
     data = np.array([0, 5, 0, 5], np.uint32)

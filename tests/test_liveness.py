@@ -113,6 +113,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     "loss",
     [

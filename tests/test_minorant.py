@@ -87,6 +87,7 @@ def test_optimal_shift_mu_solves_the_quadratic_program(u, sparse):
     assert mu**2 == pytest.approx(optimum, rel=1e-5)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     "centre",
     [0.2, 3.0, *(pytest.param(x, marks=pytest.mark.matrix) for x in (0.97, 1.0, 1.03))],

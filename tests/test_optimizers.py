@@ -104,7 +104,7 @@ def test_noise_free_optimizers_equal_optax(name):
     chex.assert_trees_all_close(*both(), rtol=1e-6)
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", FACTORIES)
 def test_optimizers_train_under_jit_scan_donation_and_injection(name):
     params = {

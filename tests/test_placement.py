@@ -299,6 +299,7 @@ def test_shard_map_noise_differs_on_shards_and_agrees_on_replicas(name):
         assert np.max(np.abs(correlations)) < 6 / np.sqrt(2000)
 
 
+@pytest.mark.matrix
 def test_buffered_and_recomputed_noise_agree_inside_shard_map():
     stored, regenerated = (
         run_inside_shard_map(name)[1] for name in ("stored", "regenerate")

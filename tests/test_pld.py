@@ -172,6 +172,7 @@ def test_epsilon_at_tiny_sampling_rates_is_tight(mu, q, count, delta, top, x64):
         assert exact - error > delta if least else exact - error <= delta
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     "kind", mark_others_as_matrix(("poisson", "fixed"), ("poisson", "replace", "fixed"))
 )
@@ -194,7 +195,7 @@ TINY = [  # kind, μ, q, count, δ
 ]
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("kind", "mu", "q", "delta"),
     [
@@ -581,6 +582,7 @@ def test_products_of_counts_never_overflow_or_round_down():
     assert all(exact * (1 - 1e-7) <= x <= exact * (1 + 8e-7) for x in result), result
 
 
+@pytest.mark.matrix
 def test_products_with_a_negative_count_give_vacuous_bounds():
     @jax.jit
     def bounds(first, second):

@@ -33,6 +33,7 @@ def rows_of(name):
     return {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
     ["[TensorFlow Privacy, MNIST][tf], 60 epochs", "[Sander et al., CIFAR-10][tan]"],

@@ -111,6 +111,7 @@ def test_overflowing_bin_keeps_a_random_subset():
     assert matches_distribution(list(counts.values()), np.full(10, 0.1))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("n", [slow_case(7), slow_case(256), slow_case(1000), 70_000])
 def test_sums_of_coins_are_binomial(n):
     """4000 draws, with the count traced and at most 70 000."""
@@ -176,6 +177,7 @@ def test_all_orders_are_equally_likely():
     assert matches_distribution(list(counts.values()), np.full(120, 1 / 120))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("n", [1, 2, 1025])
 def test_order_contains_each_example_once(n):
     at = jax.jit(lambda key, places: _order.examples_at(key, n, places))
@@ -220,6 +222,7 @@ def test_number_of_rounds_meets_the_error_bound():
         assert total * (1 + 2**-33) ** (r / 2 + 1) < 2**-90
 
 
+@pytest.mark.matrix
 def test_bins_of_a_billion_examples_are_disjoint_and_binomial():
     """A false alarm on the binomial sizes in 1e9, and no example twice."""
     n, bins, b = 10**9, 10**6, 1300
@@ -268,6 +271,7 @@ def read_allocation(n, num_steps, num_selected, epoch, key=KEY):
     return np.asarray(members, bool)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("num_steps", "num_selected"), [(5, 2), (5, 5), (7, 1)])
 def test_all_sets_of_steps_are_equally_likely(num_steps, num_selected):
     members = read_allocation(4_000, num_steps, num_selected, epoch=3)

@@ -240,6 +240,7 @@ def test_invalid_arguments_raise():
             accounting.delta(**given | {name: np.full(2, value)}, rounds=rounds)
 
 
+@pytest.mark.matrix
 def test_delta_is_positive_unless_nothing_is_released():
     rounds = accounting.group(np.full(8, 1 / 8), groups=2)
     delta = jax.jit(functools.partial(accounting.delta, epsilon=1.0, rounds=rounds))
@@ -251,6 +252,7 @@ def test_delta_is_positive_unless_nothing_is_released():
     assert float(delta(3e38, sampling_rate=0.1)) > 0
 
 
+@pytest.mark.matrix
 def test_narrow_noise_multipliers_are_exact():
     rounds = accounting.group(np.full(8, 1 / 8), groups=2)
 

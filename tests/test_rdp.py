@@ -218,6 +218,7 @@ def test_epsilon_is_nonnegative_and_monotone(point, factor):
     assert 0 <= looser <= start * slack
 
 
+@pytest.mark.matrix
 @settings(max_examples=25, deadline=None)
 @given(curves)
 def test_epsilon_to_delta_round_trip_never_exceeds_delta(point):

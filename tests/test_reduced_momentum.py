@@ -205,6 +205,7 @@ def test_recursion_equals_algorithm_4(num_steps, n):
         np.testing.assert_allclose(result, algorithm_4(*args, draws), atol=1e-5)
 
 
+@pytest.mark.matrix
 def test_unclipped_reduced_momentum_equals_momentum():
     # Telescoping: with the true changes, any γ gives Σ β^{t−i} (g_i + drift_i).
     rng = np.random.default_rng(3)

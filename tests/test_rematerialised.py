@@ -146,6 +146,7 @@ LOSSES = {
 QUICK = [("embedded", "ghost"), ("scanned", "auto")]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("name", "engine"),
     [

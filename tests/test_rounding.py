@@ -121,6 +121,7 @@ def cancelling_rows(kind, rng, b=40, g=2, t=6, n=130, p=90):
     return [Factors(one, right), other], (n, n)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     "kind", ["two sites", "repeated", "opposite", "alike", "looked up", "table"]
 )
@@ -203,6 +204,7 @@ def test_network_contribution_attains_the_clip_norm(engine):
     assert np.all(norms >= 0.7 * (1 - 1e-4))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost", "vmap"])
 def test_float64_norms_have_only_float64_margins(x64, engine):
     rng = np.random.default_rng(3)

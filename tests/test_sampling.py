@@ -111,6 +111,7 @@ def test_poisson_sampling_is_independent_by_example(rate):
     assert abs(sampled.mean() - rate) < z * spread / np.sqrt(n * steps)
 
 
+@pytest.mark.matrix
 def test_poisson_rate_is_exact_at_tiny_rates():
     # A float32 uniform below 1e-8 happens with probability 2⁻²³, twelve times more.
     draw = jax.jit(
@@ -270,6 +271,7 @@ def test_distinct_numbers_are_uniform_up_to_the_largest(n):
     assert is_uniform(drawn * 24 // n, 24)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("draw", "size"),
     [
@@ -358,6 +360,7 @@ def test_large_orders_pass_randomness_tests():
     assert scipy.stats.binomtest(odd, runs).pvalue > ALARM
 
 
+@pytest.mark.matrix
 def test_orders_are_independent_of_noise_from_the_same_key():
     n = 1000
 
@@ -428,6 +431,7 @@ def test_batches_agree_under_jit_vmap_x64_and_meshes():
         assert len(set(retained)) == len(retained)
 
 
+@pytest.mark.matrix
 def test_extreme_sizes_and_rates_give_valid_batches():
     cases = [
         (1, 1.0, 1, 1),

@@ -146,6 +146,7 @@ def random_pairs():
         yield p, q
 
 
+@pytest.mark.matrix
 def test_brute_force_over_all_orders_lies_between_the_bounds(attacks):
     epsilons = 0.0, 0.7, 1.6
     for p, q in random_pairs():
@@ -215,6 +216,7 @@ def profile_epsilon(law, mu, delta):
     return base + (1 + law.shape) * np.log(np.min(ratio))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("law", "base", "published", "attack"),
     [
@@ -302,6 +304,7 @@ def test_unknown_divergences_have_no_finite_bound():
     assert selection.delta(events.Gaussian(0.0), 0.0, repetitions=law) < 2e-3
 
 
+@pytest.mark.matrix
 def test_events_of_searches_have_profiles():
     event = events.Selection(RUN, selection.Geometric(10.0))
     profile = profiles.of(event)

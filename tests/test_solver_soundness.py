@@ -225,6 +225,7 @@ def sum_distances(solver, dtype):
     )
 
 
+@pytest.mark.diagonal("solver")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("solver", ["noisy_gd", "noisy_cyclic_gd", "noisy_sgd"])
 def test_step_noise_covers_a_replaced_example(step_runs, solver, dtype):

@@ -63,6 +63,7 @@ def trained_run(order, adjacency):
     return train(make_data(), order=order, adjacency=adjacency, epsilon=8.0)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("adjacency", "order"),
     [

@@ -124,6 +124,7 @@ def test_sums_never_move_farther_than_the_event_says(name, monkeypatch):
     assert between.max() >= attained * REPLACED[name]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", ["variance", "covariance"])
 def test_a_center_can_be_a_list(name):
     data = np.array([[0.5, -0.2], [0.1, 0.3]], np.float32)
@@ -381,6 +382,7 @@ def test_released_passes_through_jit_without_rounding_its_event():
     np.testing.assert_allclose(traced.value, fixed.value, atol=4 * 3.7 * C * 3e-7)
 
 
+@pytest.mark.matrix
 def test_values_agree_for_kinds_of_data():
     def release(x):
         return statistics.mean(
@@ -432,6 +434,7 @@ def test_blocks_of_rows_give_the_same_sum(monkeypatch):
     assert np.array_equal(once, expected)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("axis", list(jax.sharding.AxisType)[:2])
 def test_values_are_identical_on_a_mesh(axis, monkeypatch):
     monkeypatch.setattr(_release, "_BLOCK", 24)  # several blocks of rows

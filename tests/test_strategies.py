@@ -21,6 +21,7 @@ MADE = {
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 50])
 def test_coefficients_and_inverse_coefficients_convolve_to_one(n, x64):
     @jax.jit

@@ -324,6 +324,7 @@ def test_auto_chooses_norms_by_lowering_platform():
     assert both["dot_general"] > cpu.operations["dot_general"]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("loss", ["tokens", "mlp", "odd"])
 def test_auto_branch_for_tpu_matches_reference(loss, monkeypatch):
     """The TPU branch of the program, run on this machine."""
@@ -415,7 +416,7 @@ def test_numpy_constants_match_reference(engine, traced):
         assert_matches_reference(loss, params, normal(1, 2, 3), engine=engine)
 
 
-@pytest.mark.diagonal
+@pytest.mark.matrix
 @pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
 def test_aux_of_every_type_is_microbatch_invariant(engine):
     def loss(w, key):
@@ -489,6 +490,7 @@ def test_callbacks_run_once_per_example_and_constant_losses_work():
             np.testing.assert_array_equal(per_example.loss, np.full(5, 2.0))
 
 
+@pytest.mark.matrix
 def test_checkpoint_policies_keys_and_closures_match_reference():
     def make_loss(scale, key):
         def loss(params, x):
