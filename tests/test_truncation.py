@@ -212,7 +212,6 @@ def epsilon_by_peer(noise, q, n, b, count, delta, adjacency):
     ]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     "adjacency",
     [pytest.param(Adjacency.ADD_REMOVE, marks=pytest.mark.matrix), Adjacency.REPLACE],
